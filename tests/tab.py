@@ -58,9 +58,9 @@ class Tab:
 
     def look(self, expression: str) -> Any:
         """The value of a JavaScript expression, a promise's once it is there."""
-        found = self.ask("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
-        assert "exceptionDetails" not in found, found["exceptionDetails"]
-        return found["result"].get("value")
+        reply = self.ask("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
+        assert "exceptionDetails" not in reply, reply["exceptionDetails"]
+        return reply["result"].get("value")
 
     def until(self, expression: str) -> Any:
         """The value of that expression once it is true."""

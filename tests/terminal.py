@@ -15,8 +15,8 @@ def shown_on_terminal(
     pid, terminal = pty.fork()
     if pid == 0:
         os.chdir(folder)
-        more = {"COLUMNS": str(columns), "TERM": "xterm"}
-        os.execve(command[0], list(command), {**environment, **more})  # noqa: S606
+        terminal_environment = {"COLUMNS": str(columns), "TERM": "xterm"}
+        os.execve(command[0], list(command), {**environment, **terminal_environment})  # noqa: S606
     shown = b""
     try:
         while piece := os.read(terminal, 4096):

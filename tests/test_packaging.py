@@ -49,16 +49,16 @@ print(build_meta.build_wheel(place), build_meta.build_sdist(place))
 
 
 def by_name(extra: str) -> dict[str, list[Requirement]]:
-    found: dict[str, list[Requirement]] = {}
+    requirements: dict[str, list[Requirement]] = {}
     for requirement in map(Requirement, EXTRAS[extra]):
-        found.setdefault(requirement.name, []).append(requirement)
-    return found
+        requirements.setdefault(requirement.name, []).append(requirement)
+    return requirements
 
 
 def test_no_extra_requires_the_package_itself() -> None:
     """Metaflow takes that for a dependency between extensions that is never met, and cannot be imported."""
-    asked = [requirement for extra in EXTRAS for requirement in by_name(extra)]
-    assert PROJECT["name"] not in asked
+    requirement_list = [requirement for extra in EXTRAS for requirement in by_name(extra)]
+    assert PROJECT["name"] not in requirement_list
 
 
 @pytest.mark.parametrize("extra", MADE_OF)
@@ -209,11 +209,11 @@ def installed(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place / "bin"
 
 
-def run(program: Path, home: Path, *words: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+def run(program: Path, home: Path, *arguments: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
     home.mkdir(exist_ok=True)
     (home / ".metaflow").mkdir(exist_ok=True)
     done = subprocess.run(
-        [str(program), *words],
+        [str(program), *arguments],
         cwd=home,
         env=environment(home),
         capture_output=True,

@@ -76,8 +76,8 @@ def test_folders_import_only_folders_to_their_right_in_the_module_map() -> None:
         for name in imported:
             other, _, target = name.partition(".")
             target = target.partition(".")[0]
-            known = other == package and importer in rank and target in rank and importer != target
-            if known and rank[importer] >= rank[target]:
+            is_known = other == package and importer in rank and target in rank and importer != target
+            if is_known and rank[importer] >= rank[target]:
                 wrong.append(f"{module} -> {name}")
     assert wrong == []
 
@@ -87,7 +87,7 @@ def circles(graph: dict[str, set[str]]) -> list[list[str]]:
     number: dict[str, int] = {}
     lowest: dict[str, int] = {}
     stack: list[str] = []
-    found: list[list[str]] = []
+    cycles: list[list[str]] = []
 
     def visit(node: str) -> None:
         number[node] = lowest[node] = len(number)
@@ -103,12 +103,12 @@ def circles(graph: dict[str, set[str]]) -> list[list[str]]:
             while group[-1] != node:
                 group.append(stack.pop())
             if len(group) > 1:
-                found.append(sorted(group))
+                cycles.append(sorted(group))
 
     for node in sorted(graph):
         if node not in number:
             visit(node)
-    return sorted(found)
+    return sorted(cycles)
 
 
 def test_modules_have_no_import_cycle() -> None:
@@ -122,8 +122,8 @@ def rooms(folder: str) -> dict[str, set[str]]:
     for module, imported in imports().items():
         if module.startswith(f"{folder}."):
             room = module.split(".")[inside]
-            others = {name.split(".")[inside] for name in imported if name.startswith(f"{folder}.")}
-            graph[room] = graph.get(room, set()) | others - {room}
+            folders = {name.split(".")[inside] for name in imported if name.startswith(f"{folder}.")}
+            graph[room] = graph.get(room, set()) | folders - {room}
     return graph
 
 
@@ -162,6 +162,6 @@ def test_a_test_file_is_named_after_a_module_package_or_export(file: str) -> Non
     modules = {path.stem.strip("_") for path in (ROOT / folder).glob("*.py")}
     modules |= {folder.name, "docs", "limits"}
     package = importlib.import_module(".".join(folder.parts))
-    words = Path(file).stem.removeprefix("test_").split("_")
-    names = {"_".join(words[:count]) for count in range(1, len(words) + 1)}
+    name_parts = Path(file).stem.removeprefix("test_").split("_")
+    names = {"_".join(name_parts[:count]) for count in range(1, len(name_parts) + 1)}
     assert names & modules or names & set(dir(package))

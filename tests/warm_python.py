@@ -83,7 +83,7 @@ class WarmPython:
 
     def run(
         self,
-        words: Sequence[str],
+        arguments: Sequence[str],
         *,
         folder: Path,
         environment: dict[str, str],
@@ -96,7 +96,7 @@ class WarmPython:
         with tempfile.TemporaryDirectory() as outputs:
             stdout, stderr = Path(outputs, "stdout"), Path(outputs, "stdout" if merge else "stderr")
             request = {
-                "words": list(words),
+                "words": list(arguments),
                 "folder": os.fspath(folder),
                 "environment": environment,
                 "stdout": str(stdout),
@@ -108,8 +108,8 @@ class WarmPython:
                 ready.register(self._server.stdout, selectors.EVENT_READ)
                 if not ready.select(timeout):
                     self._server.kill()
-                    raise subprocess.TimeoutExpired(list(words), timeout)
+                    raise subprocess.TimeoutExpired(list(arguments), timeout)
             reply = json.loads(self._server.stdout.readline())
-            assert not reply["left"], f"{words} left a process behind"
+            assert not reply["left"], f"{arguments} left a process behind"
             errors = "" if merge else stderr.read_text()
-            return subprocess.CompletedProcess(list(words), reply["status"], stdout.read_text(), errors)
+            return subprocess.CompletedProcess(list(arguments), reply["status"], stdout.read_text(), errors)

@@ -36,9 +36,9 @@ class Lab:
     metadata_url: str
     batch_url: str
 
-    def client(self, home: Path, **more: str) -> dict[str, str]:
+    def client(self, home: Path, **variables: str) -> dict[str, str]:
         """A user's environment, below ``home``, with Metaflow configured for this lab."""
-        own = environment(
+        home_environment = environment(
             home,
             METAFLOW_DEFAULT_METADATA="service",
             METAFLOW_SERVICE_URL=self.metadata_url,
@@ -48,27 +48,27 @@ class Lab:
             AWS_ENDPOINT_URL_BATCH=self.batch_url,
             PYTHONPATH=str(log_uploads.install_for_clients(self.hub.folder / "client-site")),
         )
-        return own | self.store.environment() | more
+        return home_environment | self.store.environment() | variables
 
-    def start(self, home: Path, *arguments: str, flow: Path = FLOW, **more: str) -> Client:
+    def start(self, home: Path, *arguments: str, flow: Path = FLOW, **variables: str) -> Client:
         """Start a flow's command as a user does; its output goes to ``home/log``."""
         home.mkdir(parents=True, exist_ok=True)
-        own = self.client(home, **more)
+        home_environment = self.client(home, **variables)
         command = [sys.executable, str(flow), *arguments]
         if "run" in arguments or "resume" in arguments:
             command += ["--run-id-file", str(home / "run_id")]
-        known = set(self.service.jobs)
+        earlier_jobs = set(self.service.jobs)
         with (home / "log").open("w") as log:
             process = self.hub.popen(
                 command,
-                own,
+                home_environment,
                 cwd=home,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # as in a terminal of its own
             )
-        return Client(lab=self, home=home, environment=own, process=process, known=known)
+        return Client(lab=self, home=home, environment=home_environment, process=process, known=earlier_jobs)
 
 
 @dataclass(kw_only=True)
@@ -96,8 +96,8 @@ class Client:
 
     def jobs(self, step: str | None = None) -> list[Job]:
         """Submitted since this command was started, in that order; ``step``: of that one only."""
-        found = [job for name, job in [*self.lab.service.jobs.items()] if name not in self.known]
-        return [j for j in found if step in (None, j.request["parameters"]["metaflow.step_name"])]
+        matching_jobs = [job for name, job in [*self.lab.service.jobs.items()] if name not in self.known]
+        return [j for j in matching_jobs if step in (None, j.request["parameters"]["metaflow.step_name"])]
 
     def pods_log(self) -> str:
         """What the pods of all its jobs have printed."""
@@ -112,13 +112,13 @@ class Client:
         steps = [re.search(r"/step-(\d+)[^/]*/checkpoint\.json$", key) for key in keys]
         return max((int(match[1]) for match in steps if match), default=0)
 
-    def wait_for(self, what: Callable[[], Any], within: float) -> Any:
+    def wait_for(self, condition: Callable[[], Any], within: float) -> Any:
         """Wait for something to be true while the command runs."""
         deadline = time.monotonic() + within
         while True:
-            found = what()
-            if found:
-                return found
+            value = condition()
+            if value:
+                return value
             assert self.process.poll() is None, f"the run ended first:\n{self.log}\n{self.pods_log()}"
             assert time.monotonic() < deadline, f"not within {within:g} s:\n{self.log}\n{self.pods_log()}"
             time.sleep(0.3)
@@ -140,8 +140,8 @@ class Client:
 
     def artifacts(self, flow: str = "FinetuneFlow") -> dict[str, Any]:
         """All artifacts of the finished tasks by name; a later step's win."""
-        found: dict[str, Any] = pickle.loads(self.ask(READ_ARTIFACTS, f"{flow}/{self.run_id}"))  # noqa: S301
-        return found
+        stored_artifacts: dict[str, Any] = pickle.loads(self.ask(READ_ARTIFACTS, f"{flow}/{self.run_id}"))  # noqa: S301
+        return stored_artifacts
 
     def ask(self, program: str, *arguments: str) -> bytes:
         """What a program that uses Metaflow's client prints, run as the user that launched."""
@@ -166,7 +166,7 @@ def check_training_job(job: Job, plan: Plan) -> None:
 @contextlib.contextmanager
 def lab(folder: Path, *, first_id: int = metadata.FIRST_ID) -> Iterator[Lab]:
     """``first_id``: of the metadata service; a fresh one's ids are short."""
-    known = MetadataService(first_id)
+    id_service = MetadataService(first_id)
     with contextlib.ExitStack() as stack:
         hub = stack.enter_context(Hub(folder / "hub"))
         store = stack.enter_context(ObjectStore(folder, address=hub.address, inside=hub.inside))
@@ -175,7 +175,7 @@ def lab(folder: Path, *, first_id: int = metadata.FIRST_ID) -> Iterator[Lab]:
             hub=hub,
             store=store,
             service=service,
-            metadata=known,
-            metadata_url=stack.enter_context(metadata.serve(hub, known)),
+            metadata=id_service,
+            metadata_url=stack.enter_context(metadata.serve(hub, id_service)),
             batch_url=stack.enter_context(batch.serve(service, hub)),
         )

@@ -33,8 +33,8 @@ LIMIT_S = 900
 END_S = 180
 
 
-def small(lab: Lab, home: Path, *arguments: str, **more: str) -> Client:
-    return lab.start(home, "run", *arguments, flow=SMALL, **more)
+def small(lab: Lab, home: Path, *arguments: str, **environment: str) -> Client:
+    return lab.start(home, "run", *arguments, flow=SMALL, **environment)
 
 
 def waiting(run: Client) -> None:
@@ -62,9 +62,9 @@ def test_short_task_ids_reach_all_nodes_and_an_oom_killed_container_is_retried(
     assert [key.rpartition("/")[2] for key in notes] == ["work-attempt-0.killed"]
     task = first.request["parameters"]["metaflow.task_id"]
     assert len(task) == 1, "the service is new"
-    others = first.nodes[1].command[-1]
-    assert others.count("AWS_BATCH_JOB_NODE_INDEX") == 3
-    assert f"--task-id {task}-node-$AWS_BATCH_JOB_NODE_INDEX " in others
+    next_command = first.nodes[1].command[-1]
+    assert next_command.count("AWS_BATCH_JOB_NODE_INDEX") == 3
+    assert f"--task-id {task}-node-$AWS_BATCH_JOB_NODE_INDEX " in next_command
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,10 +83,10 @@ def interrupted(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Interrupt
     nodes = (0, 1)
     home = tmp_path_factory.mktemp("interrupted")
     data = write_sums(home / "sums.jsonl")
-    where = ["--with=batch", "--device=cpu", "--nodes=2", f"--dataset={data}"]
+    launch_arguments = ["--with=batch", "--device=cpu", "--nodes=2", f"--dataset={data}"]
     steps = [f"--max-steps={STEPS}", "--checkpoint-every=5", "--epochs=9", "--global-batch-size=4"]
     steps += ["--seq-len=128", "--set=evaluation.fraction=0.1", *(f"--set={value}" for value in SMALL_RANKS)]
-    run = lab.start(home, "run", *where, *steps, HF_TOKEN=TOKEN)
+    run = lab.start(home, "run", *launch_arguments, *steps, HF_TOKEN=TOKEN)
     for number, node in enumerate(nodes, start=1):
         known = run.committed()
         run.wait_for(lambda known=known: run.committed() > known, LIMIT_S)
@@ -143,9 +143,9 @@ def test_a_lost_container_gives_a_checklist_verdict_that_blames_no_node(lab: Lab
     job.pods[1].kill()
     assert run.end(END_S) != 0
     assert "Traceback" not in run.log, run.log
-    found = run.artifacts("ChecklistFlow")
-    result = found["result"]
-    assert (result["verdict"], found["bad_nodes"]) == ("NO-VERDICT", []), run.log
+    artifacts = run.artifacts("ChecklistFlow")
+    result = artifacts["result"]
+    assert (result["verdict"], artifacts["bad_nodes"]) == ("NO-VERDICT", []), run.log
     assert len(result["nodes"]) == 2
     assert "Lost contact with node 1" in str(result["notes"])
 
@@ -191,8 +191,8 @@ def test_a_datastore_that_stays_unreachable_ends_the_run_and_its_job_with_one_li
 ) -> None:
     faults = faulty_proxy.Faults()
     with faulty_proxy.before(lab.store.url, faults, address=lab.hub.address, inside=lab.hub.inside) as url:
-        own = {"METAFLOW_S3_ENDPOINT_URL": url, "FINETUNE_DATASTORE_TIMEOUT": "0.2"}
-        run = small(lab, tmp_path, "--does=wait", **own)
+        settings_of_run = {"METAFLOW_S3_ENDPOINT_URL": url, "FINETUNE_DATASTORE_TIMEOUT": "0.2"}
+        run = small(lab, tmp_path, "--does=wait", **settings_of_run)
         waiting(run)
         faults.gone = True
         assert run.end(END_S) != 0
@@ -209,10 +209,10 @@ def test_credentials_refused_by_the_datastore_are_named_before_anything_is_submi
     lab: Lab, tmp_path: Path
 ) -> None:
     data = write_sums(tmp_path / "sums.jsonl")
-    where = ["--with", "batch", "--device=cpu", "--nodes=2", f"--dataset={data}"]
+    launch_arguments = ["--with", "batch", "--device=cpu", "--nodes=2", f"--dataset={data}"]
     expired = faulty_proxy.Faults(expired=True)
     with faulty_proxy.before(lab.store.url, expired, address=lab.hub.address, inside=lab.hub.inside) as url:
-        run = lab.start(tmp_path, "run", *where, METAFLOW_S3_ENDPOINT_URL=url)
+        run = lab.start(tmp_path, "run", *launch_arguments, METAFLOW_S3_ENDPOINT_URL=url)
         assert run.end(END_S) == 2, "nothing was begun"
     assert "the AWS credentials have expired. Log in again" in " ".join(run.log.split())
     assert "Traceback" not in run.log

@@ -17,15 +17,15 @@ def turns(cost: float, *, count: int = 400, seed: int = 0) -> ratios.Turns:
 
 
 def test_equal_loops_have_a_ratio_of_one_despite_drift_and_noise() -> None:
-    found = ratios.of_cell(turns(0.0))
-    assert found.low < 1 < found.high
-    assert found.value == pytest.approx(1, abs=0.03)
+    ratio = ratios.of_cell(turns(0.0))
+    assert ratio.low < 1 < ratio.high
+    assert ratio.value == pytest.approx(1, abs=0.03)
 
 
 def test_a_real_timing_overhead_is_outside_the_interval() -> None:
-    found = ratios.of_cell(turns(0.15))
-    assert found.high < 0.95
-    assert found.value == pytest.approx(1 / 1.15, abs=0.03)
+    ratio = ratios.of_cell(turns(0.15))
+    assert ratio.high < 0.95
+    assert ratio.value == pytest.approx(1 / 1.15, abs=0.03)
 
 
 def test_outlier_repetitions_do_not_change_the_ratio() -> None:
@@ -35,7 +35,7 @@ def test_outlier_repetitions_do_not_change_the_ratio() -> None:
 
 
 def test_each_cell_has_equal_weight_for_any_number_of_repetitions() -> None:
-    few, many = turns(0.0, count=20), turns(0.5, count=2000)
-    of_three = ratios.overall([few, turns(0.0, count=20, seed=1), many])
+    short_turns, many = turns(0.0, count=20), turns(0.5, count=2000)
+    of_three = ratios.overall([short_turns, turns(0.0, count=20, seed=1), many])
     assert of_three.value > 0.9
     assert of_three.turns == 2040

@@ -48,17 +48,17 @@ class Cluster:
     def first_pass(self, seed: int = 0, crowded: float = 1.0) -> tuple[Pair, ...]:
         """``crowded``: the share that is left of pairs between an even and an odd node."""
         noise = np.random.default_rng(seed)
-        made = []
+        sent_pairs = []
         for number, pairs in enumerate(schedule(self.nodes)):
             for a, b in pairs:
                 for way, (src, dst) in enumerate(((a, b), (b, a))):
                     shared = crowded if (a + b) % 2 else 1.0
                     share = shared * (1 - abs(noise.normal(0, 0.02)))
-                    made.append(self.pair(src, dst, 2 * number + way, share))
-        return tuple(made)
+                    sent_pairs.append(self.pair(src, dst, 2 * number + way, share))
+        return tuple(sent_pairs)
 
-    def second_pass(self, again: Iterable[tuple[int, int]]) -> tuple[Pair, ...]:
-        return tuple(self.pair(src, dst, 100 + n, alone=True) for n, (src, dst) in enumerate(again))
+    def second_pass(self, repetitions: Iterable[tuple[int, int]]) -> tuple[Pair, ...]:
+        return tuple(self.pair(src, dst, 100 + n, alone=True) for n, (src, dst) in enumerate(repetitions))
 
 
 class Measured:
@@ -102,8 +102,10 @@ class Measured:
 
     def diagnosed(self) -> Diagnosis:
         for _ in range(PASSES):
-            again = diagnose(self.pairs, self.cluster.nodes).again
-            if not again or not measure_again(again, self.cluster.nodes, self.alone, self.group, self.accept):
+            repetitions = diagnose(self.pairs, self.cluster.nodes).again
+            if not repetitions or not measure_again(
+                repetitions, self.cluster.nodes, self.alone, self.group, self.accept
+            ):
                 break
         return diagnose(self.pairs, self.cluster.nodes)
 

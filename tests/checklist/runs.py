@@ -98,14 +98,20 @@ def gpu_run(nodes: int = 2, gpus: int = 8, **changes: Any) -> Measurements:
         probes=mesh(nodes),
         open_ports=opened(nodes),
         locals=tuple(
-            Local(rank=rank, what=what, value=value * (1 + 0.002 * (rank % 3)), unit=unit)
+            Local(rank=rank, what=measurement, value=value * (1 + 0.002 * (rank % 3)), unit=unit)
             for rank in range(ranks)
-            for what, value, unit in (("gemm_bf16", 760.0, "TFLOPS"), ("hbm_copy", 2850.0, "GB/s"))
+            for measurement, value, unit in (("gemm_bf16", 760.0, "TFLOPS"), ("hbm_copy", 2850.0, "GB/s"))
         ),
         repeated=tuple(
-            Repeated(rank=rank, whole=whole, times=50, differing=0, digest=f"{'whole' if whole else rank}")
+            Repeated(
+                rank=rank,
+                whole=whole_node,
+                times=50,
+                differing=0,
+                digest=f"{'whole' if whole_node else rank}",
+            )
             for rank in range(ranks)
-            for whole in (False, True)
+            for whole_node in (False, True)
         ),
         collectives=(
             *(collective(op, 1024, 70e-6, ranks, nodes) for op in OPS),
@@ -175,7 +181,7 @@ def healthy_gpu(rank: int, gpus: int, when: Any) -> GpuHealth:
 
 
 def collective(op: str, size: int, seconds: float, ranks: int, nodes: int, **changes: Any) -> Collective:
-    made = Collective(
+    entry = Collective(
         op=op,
         dtype="fp32",
         bytes=0 if op == "barrier" else size,
@@ -187,7 +193,7 @@ def collective(op: str, size: int, seconds: float, ranks: int, nodes: int, **cha
         correct=True,
         iterations=20,
     )
-    return dataclasses.replace(made, **changes)
+    return dataclasses.replace(entry, **changes)
 
 
 def mesh(
@@ -269,12 +275,12 @@ def with_health(run: Measurements, rank: int, **changes: Any) -> Measurements:
 
 
 def with_share(
-    run: Measurements, share: float, ranks: Collection[int] | None = None, what: str | None = None
+    run: Measurements, share: float, ranks: Collection[int] | None = None, measurement: str | None = None
 ) -> Measurements:
     """That run with the figures of some ranks (None: all) and of one kind at a share of what they were."""
     figures = tuple(
         dataclasses.replace(local, value=(local.value or 0.0) * share)
-        if (ranks is None or local.rank in ranks) and what in (None, local.what)
+        if (ranks is None or local.rank in ranks) and measurement in (None, local.what)
         else local
         for local in run.locals
     )
@@ -290,9 +296,9 @@ def past_of(result: Result, runs: int = 3, **changes: Any) -> list[Record]:
     ]
 
 
-def codes(run: Measurements, **known: Any) -> dict[str, str]:
+def codes(run: Measurements, **changes: Any) -> dict[str, str]:
     """The findings of a run: code to verdict."""
-    return {finding.code: finding.verdict for finding in judge(run, **known).findings}
+    return {finding.code: finding.verdict for finding in judge(run, **changes).findings}
 
 
 def slow_world(factor: float, gpus: int = 8) -> Measurements:
@@ -303,5 +309,5 @@ def slow_world(factor: float, gpus: int = 8) -> Measurements:
 
 
 def verdict_of(result: Result, check: str) -> str:
-    found = result.check(check)
-    return "skipped" if found is None else found.verdict
+    check_result = result.check(check)
+    return "skipped" if check_result is None else check_result.verdict

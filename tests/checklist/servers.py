@@ -50,8 +50,8 @@ class Api:
             self.writers[name] -= 1
             node["metadata"]["resourceVersion"] = str(int(node["metadata"]["resourceVersion"]) + 1)
             node["metadata"]["annotations"]["seen"] = str(self.writers[name])
-        asked = body["metadata"].pop("resourceVersion", None)
-        if asked is not None and asked != node["metadata"]["resourceVersion"]:
+        version = body["metadata"].pop("resourceVersion", None)
+        if version is not None and version != node["metadata"]["resourceVersion"]:
             return 409, {"message": "conflict"}
         self.patches.append((name, kind))
         _merge(node, body)
@@ -102,10 +102,10 @@ def nodes_api(served: Api) -> Iterator[str]:
 
         def do_POST(self) -> None:
             assert self.path == "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
-            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            verb = asked["spec"]["resourceAttributes"]["verb"]
+            content = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            verb = content["spec"]["resourceAttributes"]["verb"]
             refused = {"list": "GET", "patch": "PATCH"}[verb] in served.refuse
-            self._answer(201, {**asked, "status": {"allowed": not refused}})
+            self._answer(201, {**content, "status": {"allowed": not refused}})
 
         def do_PATCH(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

@@ -49,9 +49,9 @@ def test_a_condensed_run_omits_repeated_and_healthy_measurements_with_a_note() -
 
 def test_a_condensed_run_lists_every_rank_with_its_node_and_gpu() -> None:
     assert len(by_rank(RESULT)[1]) == NODES * 8
-    kept = past_runs.run_of(RESULT)
-    assert kept.gpus["host-129"] == tuple(f"GPU-129-{index}" for index in range(8))
-    (parts,) = (record.parts for record in kept.records if record.op == "hbm_copy")
+    stored_run = past_runs.run_of(RESULT)
+    assert stored_run.gpus["host-129"] == tuple(f"GPU-129-{index}" for index in range(8))
+    (parts,) = (record.parts for record in stored_run.records if record.op == "hbm_copy")
     assert len(parts) == NODES * 8
 
 

@@ -42,12 +42,12 @@ _LAUNCHER = (
 )
 
 
-def environment(**more: str) -> dict[str, str]:
-    kept = {key: value for key, value in os.environ.items() if key not in _LAUNCHER}
-    return {**kept, "PYTHONPATH": str(ROOT), "AWS_EC2_METADATA_DISABLED": "true", **more}
+def environment(**variables: str) -> dict[str, str]:
+    inherited = {key: value for key, value in os.environ.items() if key not in _LAUNCHER}
+    return {**inherited, "PYTHONPATH": str(ROOT), "AWS_EC2_METADATA_DISABLED": "true", **variables}
 
 
-def checklist(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
+def checklist(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "checklist", *arguments],
         capture_output=True,
@@ -55,23 +55,23 @@ def checklist(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
         timeout=300,
         check=False,
         cwd=ROOT,
-        env=environment(**more),
+        env=environment(**variables),
     )
 
 
 def of_this_run(marker: str) -> list[int]:
     """Living processes that have the marker in their environment."""
-    found = []
+    lines_of_run = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
                 if f"CHECKLIST_JOB={marker}".encode() not in (entry / "environ").read_bytes():
                     continue
                 if (entry / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX":
-                    found.append(int(entry.name))
+                    lines_of_run.append(int(entry.name))
             except OSError:
                 continue
-    return found
+    return lines_of_run
 
 
 @pytest.mark.slow
@@ -131,13 +131,13 @@ def test_every_rank_exits_with_the_status_of_rank_0_which_alone_reads_the_histor
         for rank in (0, 1)
     ]
     try:
-        said = [rank.communicate(timeout=300)[0] for rank in ranks]
+        output = [rank.communicate(timeout=300)[0] for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
-    assert [rank.returncode for rank in ranks] == [1, 1], said
-    assert "Still open from an earlier run" in said[0]
-    assert said[1] == ""
+    assert [rank.returncode for rank in ranks] == [1, 1], output
+    assert "Still open from an earlier run" in output[0]
+    assert output[1] == ""
 
 
 @pytest.mark.slow
@@ -175,9 +175,9 @@ def test_a_result_that_cannot_be_written_is_saved_elsewhere(
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     _write_result(judge(gpu_run()), tmp_path / "gone" / "out.json")
-    said = capsys.readouterr().err
-    assert "out.json: No such file or directory. It is in " in said
-    assert read(Path(said.split(" It is in ")[1].split(" instead")[0])).verdict == "PASS"
+    output = capsys.readouterr().err
+    assert "out.json: No such file or directory. It is in " in output
+    assert read(Path(output.split(" It is in ")[1].split(" instead")[0])).verdict == "PASS"
 
 
 @pytest.mark.parametrize(
@@ -228,9 +228,9 @@ def test_no_process_remains_after_a_run_is_killed(tmp_path: Path, how: signal.Si
         time.sleep(0.05)
     assert len(of_this_run(marker)) == 4
     process.send_signal(how)
-    _, said = process.communicate(timeout=120)
+    _, output = process.communicate(timeout=120)
     if how == signal.SIGINT:
-        assert (process.returncode, said) == (130, "Ended by Ctrl-C, without a verdict.\n")
+        assert (process.returncode, output) == (130, "Ended by Ctrl-C, without a verdict.\n")
 
     deadline = time.monotonic() + 60
     while of_this_run(marker) and time.monotonic() < deadline:

@@ -70,10 +70,10 @@ def test_the_number_of_processes_is_that_of_gpus_or_on_cpus_the_configured_one()
 
 def test_a_deeper_profile_runs_more_phases_with_longer_limits() -> None:
     quick, standard, deep = EFFORTS.values()
-    for less, more in ((quick, standard), (standard, deep)):
-        assert less.largest_cuda <= more.largest_cuda
-        assert less.iterations < more.iterations
-        assert less.op_limit_s < more.op_limit_s
+    for less, deeper in ((quick, standard), (standard, deep)):
+        assert less.largest_cuda <= deeper.largest_cuda
+        assert less.iterations < deeper.iterations
+        assert less.op_limit_s < deeper.op_limit_s
     assert (Options().limit_s("mesh"), Options(phase_timeouts={"mesh": 5}).limit_s("mesh")) == (60, 5)
     assert Options(nodes=32).limit_s("pairs") > Options(nodes=4).limit_s("pairs")
 

@@ -23,10 +23,10 @@ def healthy(nodes: int = 8, at: float = 1_000.0, **changes: Any) -> Result:
     return judge(gpu_run(nodes, started_unix=at, **changes))
 
 
-def slow(*names: int, at: float = 1_000.0, **known: Any) -> Result:
+def slow(*names: int, at: float = 1_000.0, **changes: Any) -> Result:
     share = dict.fromkeys(names, 0.25)
     run = gpu_run(8, started_unix=at)
-    return judge(with_pairs(run, Cluster(nodes=8, speed=45, transmit=share, receive=share)), **known)
+    return judge(with_pairs(run, Cluster(nodes=8, speed=45, transmit=share, receive=share)), **changes)
 
 
 def open_nodes(*runs: Result) -> list[tuple[str, ...]]:
@@ -69,8 +69,8 @@ def test_concurrent_runs_lose_no_open_failure() -> None:
 def test_a_failure_repeated_every_night_is_one_failure_since_its_first_night() -> None:
     runs: list[PastRun] = []
     for night in range(5):
-        known = past_runs.fold(runs).open_failures
-        runs.append(run_of(slow(2, at=1_000.0 + night, open_failures=known)))
+        open_failures = past_runs.fold(runs).open_failures
+        runs.append(run_of(slow(2, at=1_000.0 + night, open_failures=open_failures)))
     (item,) = past_runs.fold(runs).open_failures
     assert item.since_unix == 1_060.0
 
@@ -85,10 +85,10 @@ def test_open_failures_before_the_oldest_read_run_are_carried_over(
 
 
 def test_a_run_stored_twice_counts_once(tmp_path: Path) -> None:
-    made = healthy()
-    past_runs.append(made, tmp_path)
-    result.write(made, tmp_path / "copy.json")
-    assert len(past_runs.read(tmp_path).records) == len(made.records)
+    result_made = healthy()
+    past_runs.append(result_made, tmp_path)
+    result.write(result_made, tmp_path / "copy.json")
+    assert len(past_runs.read(tmp_path).records) == len(result_made.records)
 
 
 def test_runs_of_another_schema_version_are_reported_in_one_line_and_left_unchanged(place: Path) -> None:
@@ -101,13 +101,13 @@ def test_runs_of_another_schema_version_are_reported_in_one_line_and_left_unchan
 
     past_runs.check_writable(place)
     past_runs.append(healthy(at=3_000.0), place)
-    found = past_runs.read(place)
+    history = past_runs.read(place)
 
-    (line,) = found.problems
+    (line,) = history.problems
     assert line.startswith(f"2 earlier runs of {place} cannot be used, and may contain an open failure.")
     ours = past_runs.SCHEMA_VERSION if place.is_file() else result.SCHEMA_VERSION  # a line, or a whole result
     assert f"has schema version 7; this program reads {ours}." in line
-    assert {item.unix for item in found.records} == {3_060.0}
+    assert {item.unix for item in history.records} == {3_060.0}
     assert len(place.read_text().splitlines() if place.is_file() else list(place.iterdir())) == 3
 
 
@@ -119,9 +119,9 @@ def test_an_incomplete_line_of_a_killed_writer_is_reported_and_the_next_run_star
     place.write_text(place.read_text() + '{"version": 1, "finished_un')
     past_runs.check_writable(place)
     past_runs.append(healthy(at=2_000.0), place)
-    found = past_runs.read(place)
-    assert {item.unix for item in found.records} == {1_060.0, 2_060.0}
-    assert [line.partition(". ")[2] for line in found.problems] == [
+    history = past_runs.read(place)
+    assert {item.unix for item in history.records} == {1_060.0, 2_060.0}
+    assert [line.partition(". ")[2] for line in history.problems] == [
         "It is not JSON: its writer was killed, or it was edited."
     ]
 
@@ -156,6 +156,6 @@ def test_runs_that_end_at_the_same_time_are_all_stored(tmp_path: Path) -> None:
         writer.start()
     for writer in writers:
         writer.join(60)
-    found = past_runs.read(place)
-    assert found.problems == ()
-    assert len({item.unix for item in found.records}) == 15
+    history = past_runs.read(place)
+    assert history.problems == ()
+    assert len({item.unix for item in history.records}) == 15

@@ -41,9 +41,9 @@ def test_results_survive_json_and_match_the_schema() -> None:
     schema = json.loads(result.SCHEMA_FILE.read_text())
     jsonschema.Draft202012Validator.check_schema(schema)
     validator = jsonschema.Draft202012Validator(schema)
-    for name, made in results().items():
-        text = result.to_json(made)
-        assert result.from_json(text) == made, name
+    for name, result_made in results().items():
+        text = result.to_json(result_made)
+        assert result.from_json(text) == result_made, name
         validator.validate(json.loads(text))
 
 
@@ -78,13 +78,13 @@ def test_a_result_of_another_version_is_refused() -> None:
 
 
 def test_a_result_file_is_written_completely_or_not_at_all(tmp_path: Path) -> None:
-    made = judge(gpu_run())
+    result_made = judge(gpu_run())
     file = tmp_path / "result.json"
-    result.write(made, file)
-    assert result.read(file) == made
+    result.write(result_made, file)
+    assert result.read(file) == result_made
     assert list(tmp_path.iterdir()) == [file]
     with pytest.raises(UserError, match="cannot be written"):
-        result.write(made, tmp_path / "missing" / "result.json")
+        result.write(result_made, tmp_path / "missing" / "result.json")
     with pytest.raises(UserError, match="cannot be read: No such file"):
         result.read(tmp_path / "other.json")
 
@@ -98,12 +98,12 @@ def test_measurements_survive_json_and_invalid_values_are_refused() -> None:
     run = gpu_run()
     text = measurements.to_json(run)
     assert measurements.from_json(text) == run
-    for wrong, said in (
+    for wrong, message in (
         (text.replace('"seconds": 60.0', '"seconds": "long"'), "Measurements.seconds is 'long'"),
         (text.replace('"version": 2', '"version": 3', 1), "have schema version 3; this program reads 2"),
         (text[:-5], "are not JSON"),
     ):
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(UserError, match=message):
             measurements.from_json(wrong)
 
 

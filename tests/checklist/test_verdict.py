@@ -107,9 +107,9 @@ def test_a_failure_is_cleared_only_by_an_equally_strict_check_of_that_node() -> 
     unmeasured = judge(dataclasses.replace(gpu_run(4), pairs=()), open_failures=sick.open_failures())
     assert unmeasured.bad_nodes == ("host-2",)
 
-    others = tuple(fact for fact in gpu_run(4).facts if fact.node != 2)
+    other_facts = tuple(fact for fact in gpu_run(4).facts if fact.node != 2)
     elsewhere = judge(gpu_run(2), open_failures=sick.open_failures())
-    assert others
+    assert other_facts
     assert elsewhere.verdict == "PASS", "the sick node does not take part"
     assert elsewhere.bad_nodes == ("host-2",)
     assert elsewhere.open_failures() == sick.open_failures()
@@ -131,8 +131,8 @@ def test_a_hang_is_not_cleared_by_a_run_without_its_phase() -> None:
     hang = Hang(rank=9, node=1, phase="pairs", op="send_recv", sequence=3, waited_s=30)
     sick = judge(dataclasses.replace(gpu_run(), hangs=(hang,)))
     part = dataclasses.replace(gpu_run(), phases=gpu_run().phases[:2])
-    few = registry.select(only=["versions", "mesh"])
-    assert judge(part, checks=few, open_failures=sick.open_failures()).verdict == "FAIL"
+    two_checks = registry.select(only=["versions", "mesh"])
+    assert judge(part, checks=two_checks, open_failures=sick.open_failures()).verdict == "FAIL"
     assert judge(gpu_run(), open_failures=sick.open_failures()).verdict == "PASS"
 
 

@@ -87,7 +87,7 @@ def test_a_gpu_at_a_new_steady_level_gets_it_as_its_baseline(tmp_path: Path) -> 
     assert "hbm_copy of host-3 GPU-3-0: 5 steady nights at 2783 GB/s are the new baseline" in reported[8][1]
 
 
-def said(results: list[Result]) -> str:
+def verdict_letters(results: list[Result]) -> str:
     """Of each night, the first letter of what is said of the matrix products."""
     return "".join(verdict_of(result, "gemm")[0] for result in results)
 
@@ -95,13 +95,13 @@ def said(results: list[Result]) -> str:
 def test_a_permanent_warning_does_not_prevent_a_history_of_measurements(tmp_path: Path) -> None:
     results = nights(tmp_path / "h.jsonl", lambda night: 1.0 if night < 20 else 0.85, late_clock=True)
     assert {result.verdict for result in results[:20]} == {"WARN"}
-    assert said(results) == "P" * 20 + "F" * 10
+    assert verdict_letters(results) == "P" * 20 + "F" * 10
     assert any("worse than its past" in fault.title for fault in results[20].findings)
 
 
 def test_a_steady_drop_of_seven_percent_warns_and_then_becomes_the_new_baseline(tmp_path: Path) -> None:
     results = nights(tmp_path / "h.jsonl", lambda night: 1.0 if night < 12 else 0.93)
-    assert said(results) == "P" * 12 + "W" * STEADY_NIGHTS + "P" * (18 - STEADY_NIGHTS)
+    assert verdict_letters(results) == "P" * 12 + "W" * STEADY_NIGHTS + "P" * (18 - STEADY_NIGHTS)
     reported = {night: result.notes for night, result in enumerate(results) if result.notes}
     assert list(reported) == [11 + STEADY_NIGHTS]
     assert (
@@ -113,7 +113,7 @@ def test_a_drift_of_one_percent_per_night_warns_then_fails_and_never_becomes_the
     tmp_path: Path,
 ) -> None:
     results = nights(tmp_path / "h.jsonl", lambda night: 0.99 ** max(0, night - 9))
-    letters = said(results)
+    letters = verdict_letters(results)
     first_warning, first_failure = letters.index("W"), letters.index("F")
     assert letters == "P" * first_warning + "W" * (first_failure - first_warning) + "F" * (30 - first_failure)
     assert (first_warning, first_failure) == (15, 20), "5 % and 10 % below what it was on night 9"
@@ -122,7 +122,7 @@ def test_a_drift_of_one_percent_per_night_warns_then_fails_and_never_becomes_the
 
 def test_a_change_of_fifteen_percent_fails_until_it_is_accepted(tmp_path: Path) -> None:
     results = nights(tmp_path / "h.jsonl", lambda night: 1.0 if night < 10 else 0.85, accept=20)
-    assert said(results) == "P" * 10 + "F" * 10 + "P" * 10
+    assert verdict_letters(results) == "P" * 10 + "F" * 10 + "P" * 10
     assert "--accept-baseline" in results[20].notes[0]
     assert all(record.accepted for record in results[20].records)
     assert results[20].open_failures() == ()

@@ -106,8 +106,8 @@ def test_each_step_has_a_plan_for_its_own_job_and_its_measurements(home: Home, w
     assert train["measured"].own_loop
     assert train["measured"].tokens_per_second == pytest.approx(2048)
     assert train["measured"].ranks[0].rss_peak_bytes > 20 << 20
-    again = home.artifacts("DeclaredFlow", "again", "plan")["plan"]
-    assert (again.method, again.layout.seq_len) == ("full", 256)
+    plan_again = home.artifacts("DeclaredFlow", "again", "plan")["plan"]
+    assert (plan_again.method, plan_again.layout.seq_len) == ("full", 256)
 
 
 def test_an_invalid_decorator_argument_starts_no_run(home: Home, warm: WarmPython) -> None:
@@ -144,8 +144,8 @@ def test_a_planning_function_that_returns_no_plan_is_named(home: Home, warm: War
 
 
 def test_reading_the_plan_of_a_step_without_one_is_a_user_error_with_advice() -> None:
-    for step, words in (("start", "Step start has no plan"), ("", "outside of a step")):
-        with pytest.raises(UserError, match=words):
+    for step, expected_line in (("start", "Step start has no plan"), ("", "outside of a step")):
+        with pytest.raises(UserError, match=expected_line):
             _ = Profile(plan=None, step=step).plan
     carried = make_plan({}, "local")
     assert Profile(plan=None, step="start", about=carried).plan == carried

@@ -48,10 +48,10 @@ def _clean(output: str) -> None:
     assert "Internal error" not in output
 
 
-def run_noting_pages(home: Home, *words: str) -> subprocess.CompletedProcess[str]:
+def run_noting_pages(home: Home, *arguments: str) -> subprocess.CompletedProcess[str]:
     (home.path / "sitecustomize.py").write_text(PAGES)
     environment = {"PYTHONPATH": str(home.path), "COUNT_PLANS": str(home.path / "plans")}
-    return home.run("profiled.py", *words, **environment)
+    return home.run("profiled.py", *arguments, **environment)
 
 
 def test_the_plan_is_made_once_and_a_step_stores_measurements_record_and_card(home: Home) -> None:
@@ -103,15 +103,15 @@ def test_parameters_from_the_environment_reach_the_plan(home: Home) -> None:
 @pytest.mark.slow
 def test_a_resumed_run_has_the_parameters_of_its_origin_and_lists_all_origins(home: Home) -> None:
     runs: list[str] = []
-    for words in (("run", "--model", "llama-8b", "--fail", "train"), ("resume",), ("resume",)):
+    for arguments in (("run", "--model", "llama-8b", "--fail", "train"), ("resume",), ("resume",)):
         origin = ("--origin-run-id", runs[-1]) if runs else ()
         plans = home.path / f"plans-{len(runs)}"
-        done = home.run("profiled.py", *words, *origin, "--run-id-file", "run_id", COUNT_PLANS=str(plans))
+        done = home.run("profiled.py", *arguments, *origin, "--run-id-file", "run_id", COUNT_PLANS=str(plans))
         assert done.returncode == 1  # "fail" is one of these parameters
-        said = next(line for line in done.stdout.splitlines() if "origins:" in line)
-        assert said.split("origins:")[1].split() == runs[::-1]
-        (made,) = plans.read_text().splitlines()
-        assert made.endswith(" local llama-8b" if runs else " local none"), "the plan that its origin had"
+        output = next(line for line in done.stdout.splitlines() if "origins:" in line)
+        assert output.split("origins:")[1].split() == runs[::-1]
+        (page,) = plans.read_text().splitlines()
+        assert page.endswith(" local llama-8b" if runs else " local none"), "the plan that its origin had"
         runs.append((home.path / "run_id").read_text())
     assert home.artifacts("ProfiledFlow", "start", "plan")["plan"].model == "llama-8b"
 
@@ -156,9 +156,9 @@ def test_a_bug_in_a_step_keeps_its_traceback_and_stores_a_card_but_no_record(hom
     assert not (home.path / "calibration.jsonl").exists()
 
 
-@pytest.mark.parametrize("words", [("show",), ("run", "--help")])
-def test_other_commands_make_no_plan_and_print_nothing(home: Home, words: tuple[str, ...]) -> None:
-    done = home.run("profiled.py", *words, COUNT_PLANS=str(home.path / "plans"))
+@pytest.mark.parametrize("expected", [("show",), ("run", "--help")])
+def test_other_commands_make_no_plan_and_print_nothing(home: Home, expected: tuple[str, ...]) -> None:
+    done = home.run("profiled.py", *expected, COUNT_PLANS=str(home.path / "plans"))
     assert done.returncode == 0, done.stdout + done.stderr
     assert not (home.path / "plans").exists()
     _clean(done.stdout + done.stderr)
@@ -167,10 +167,10 @@ def test_other_commands_make_no_plan_and_print_nothing(home: Home, words: tuple[
 def test_a_flow_without_a_plan_is_measured_on_request(home: Home) -> None:
     done = home.run("plain.py", "run", "--with", "decorators.gpu_profile")
     assert done.returncode == 0, done.stdout + done.stderr
-    found = home.artifacts("PlainFlow", "start", "plan", "measured")
-    assert found["plan"] is None
-    assert found["measured"].samples >= 1
-    assert found["measured"].step == "start"
+    stored_artifacts = home.artifacts("PlainFlow", "start", "plan", "measured")
+    assert stored_artifacts["plan"] is None
+    assert stored_artifacts["measured"].samples >= 1
+    assert stored_artifacts["measured"].step == "start"
 
 
 @pytest.mark.slow
@@ -184,10 +184,10 @@ def test_a_flow_runs_without_measurements_if_the_decorator_is_absent(home: Home)
 def test_each_node_of_a_parallel_step_has_the_plan_and_its_own_measurements(home: Home) -> None:
     done = home.python(NODES, "run", "--until-sampled", "true")
     assert done.returncode == 0, done.stdout + done.stderr
-    found = home.artifacts("NodesFlow", "gather", "plans", "measured")
-    assert found["plans"][0] == found["plans"][1]
-    assert found["plans"][0].layout.nodes == 2
-    first, second = found["measured"]
+    stored_artifacts = home.artifacts("NodesFlow", "gather", "plans", "measured")
+    assert stored_artifacts["plans"][0] == stored_artifacts["plans"][1]
+    assert stored_artifacts["plans"][0].layout.nodes == 2
+    first, second = stored_artifacts["measured"]
     assert (first.node, second.node) == (0, 1)
     # Node 1 holds 150 MiB more, and is a child of node 0's process on this machine.
     assert second.host_rss_peak_bytes - first.host_rss_peak_bytes > 100 << 20

@@ -38,11 +38,11 @@ class Flow:
 
 
 def test_a_function_of_the_parameters_is_called_once_for_all_steps() -> None:
-    asked = []
+    requests = []
 
     def plan(parameters: dict[str, Any], backend: str) -> int:
-        asked.append((parameters, backend))
-        return len(asked)
+        requests.append((parameters, backend))
+        return len(requests)
 
     once = Once()
     assert [once(plan, {"a": 1, "b": 2}, "local"), once(plan, {"b": 2, "a": 1}, "local")] == [1, 1]
@@ -72,9 +72,16 @@ def test_a_user_error_at_launch_is_a_metaflow_exception_of_two_lines() -> None:
 
 def test_a_step_request_holds_the_decorator_values_at_the_time_of_its_creation() -> None:
     step = RecordedStep("kubernetes", written=("memory",), memory="9000", namespace="train")
-    asked = build_step_request(cast("StepView", step), REQUEST, Options(zone="b"))
+    step_request = build_step_request(cast("StepView", step), REQUEST, Options(zone="b"))
     step.set_values("kubernetes", {"tolerations": [{"key": "ours"}]})
-    assert (asked.step, asked.backend, asked.options.zone) == ("train", "kubernetes", "b")
-    assert (asked.user_values["memory"].value, asked.configured["namespace"]) == ("9000", "train")
+    assert (step_request.step, step_request.backend, step_request.options.zone) == (
+        "train",
+        "kubernetes",
+        "b",
+    )
+    assert (step_request.user_values["memory"].value, step_request.configured["namespace"]) == (
+        "9000",
+        "train",
+    )
     local = build_step_request(cast("StepView", RecordedStep("local")), REQUEST, Options())
     assert (local.user_values, local.configured) == ({}, {})

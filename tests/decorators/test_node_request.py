@@ -32,8 +32,8 @@ def own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
 
 
-def _written(backend: Any, **given: Any) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
-    step = RecordedStep(backend, written=tuple(given), **given)
+def _written(backend: Any, **written: Any) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+    step = RecordedStep(backend, written=tuple(written), **written)
     view = cast("StepView", step)
     placing.fill_in(view, build_step_request(view, P5, Options()))
     return step.set, step.environment

@@ -29,24 +29,24 @@ class Task:
 
 
 def test_only_finished_tasks_with_all_artifacts_count() -> None:
-    whole = Task("cluster", "result", "more")
+    complete_task = Task("cluster", "result", "more")
     runs: list[dict[str, Any]] = [
-        {"verdict": SimpleNamespace(task=whole)},
+        {"verdict": SimpleNamespace(task=complete_task)},
         {},  # it ended before its verdict
         {"verdict": SimpleNamespace(task=None)},
         {"verdict": SimpleNamespace(task=Task("cluster", "result", finished=False))},
         {"verdict": SimpleNamespace(task=Task("cluster"))},
     ]
-    assert list(ended_tasks(runs, "verdict", ("cluster", "result"))) == [whole]
+    assert list(ended_tasks(runs, "verdict", ("cluster", "result"))) == [complete_task]
 
 
 def test_runs_of_all_users_are_read_and_the_namespace_is_restored() -> None:
     before = get_namespace()
-    seen = []
+    namespaces_seen = []
     namespace("user:somebody")
     try:
-        assert read_for(30, lambda over: seen.append((get_namespace(), over.is_set())))
-        assert seen == [(None, False)]
+        assert read_for(30, lambda over: namespaces_seen.append((get_namespace(), over.is_set())))
+        assert namespaces_seen == [(None, False)]
         assert get_namespace() == "user:somebody"
     finally:
         namespace(before)

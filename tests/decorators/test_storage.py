@@ -156,16 +156,16 @@ def test_files_are_deleted_if_possible_and_a_refusal_is_reported_once(
 
 def test_more_than_a_thousand_files_can_be_removed_from_s3(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
     store = _s3_storage(s3, monkeypatch)
-    asked: list[int] = []
+    requests: list[int] = []
 
-    def delete_objects(**words: Any) -> dict[str, Any]:
-        asked.append(len(words["Delete"]["Objects"]))
+    def delete_objects(**spans_run: Any) -> dict[str, Any]:
+        requests.append(len(spans_run["Delete"]["Objects"]))
         return {}
 
     client: Any = store._storage._client  # type: ignore[attr-defined]
     monkeypatch.setattr(client, "delete_objects", delete_objects)
     assert store.delete(f"many/{number}" for number in range(2001))
-    assert asked == [1000, 1000, 1]
+    assert requests == [1000, 1000, 1]
 
 
 def test_a_role_that_cannot_delete_from_s3_is_reported_once(

@@ -24,9 +24,9 @@ def home(tmp_path: Path) -> Home:
     return Home(tmp_path)
 
 
-def run(home: Home, flow: str, *words: str) -> str:
+def run(home: Home, flow: str, *arguments: str) -> str:
     """Run an example; return its output."""
-    done = home.python(str(EXAMPLES / flow), "run", *words)
+    done = home.python(str(EXAMPLES / flow), "run", *arguments)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
 
@@ -47,8 +47,8 @@ def test_batch_inference_answers_every_prompt_and_resumes_where_it_stopped(home:
 
     prompts = [f"Say {number}." for number in range(20)]
     pq.write_table(pa.table({"prompt": prompts}), home.path / "prompts.parquet")
-    words = ("--model", "tiny", "--prompts", "prompts.parquet", "--max-new-tokens", "4")
-    output = run(home, "batch_inference_flow.py", *words)
+    arguments = ("--model", "tiny", "--prompts", "prompts.parquet", "--max-new-tokens", "4")
+    output = run(home, "batch_inference_flow.py", *arguments)
     assert "answer: 1 CPU" in output, "sized by the estimator"
     answers = pq.read_table(home.path / "answers.parquet").to_pydict()
     assert answers["prompt"] == prompts
@@ -113,15 +113,15 @@ def test_the_second_run_of_a_data_flow_is_right_sized(home: Home) -> None:
 @pytest.mark.nightly
 def test_trl_trains_on_two_nodes(home: Home) -> None:
     pytest.importorskip("trl")
-    words = ("--model", str(home.path / "tiny"), "--data", str(home.path / "texts.jsonl"), "--steps", "4")
-    assert "steps: 4" in run(home, "trl_flow.py", *words)
+    arguments = ("--model", str(home.path / "tiny"), "--data", str(home.path / "texts.jsonl"), "--steps", "4")
+    assert "steps: 4" in run(home, "trl_flow.py", *arguments)
 
 
 @pytest.mark.nightly
 def test_accelerate_trains_with_deepspeed_in_two_processes(home: Home) -> None:
     pytest.importorskip("deepspeed")
-    words = ("--model", str(home.path / "tiny"), "--steps", "3", "--gpus", "2", "--device", "cpu")
-    assert "steps: 3" in run(home, "accelerate_flow.py", *words)
+    arguments = ("--model", str(home.path / "tiny"), "--steps", "3", "--gpus", "2", "--device", "cpu")
+    assert "steps: 3" in run(home, "accelerate_flow.py", *arguments)
 
 
 @pytest.mark.nightly

@@ -106,8 +106,8 @@ class Shape:
     def autoscaler(self, *groups: tuple[str, int, int]) -> None:
         """The cluster autoscaler's status: (group, nodes that it has, its largest size)."""
         lines = [
-            f"- name: {name}\n  health: {{cloudProviderTarget: {now}, minSize: 0, maxSize: {most}}}"
-            for name, now, most in groups
+            f"- name: {name}\n  health: {{cloudProviderTarget: {now}, minSize: 0, maxSize: {largest_group}}}"
+            for name, now, largest_group in groups
         ]
         text = "\n".join(["autoscalerStatus: Running", "nodeGroups:", *lines])
         self.make(STATUS, {"metadata": {"name": "cluster-autoscaler-status"}, "data": {"status": text}})
@@ -133,8 +133,8 @@ class Shape:
     def submit(self, plan: Plan, tolerations: tuple[Toleration, ...] = ()) -> list[str]:
         """One pod for each of the plan's nodes, asking for what its step would; their names."""
         _, facts = self.preflight(plan, tolerations)
-        asked = StepRequest(backend="kubernetes", request=plan.request)
-        values = values_for(replace(asked, facts=facts))
+        step_request = StepRequest(backend="kubernetes", request=plan.request)
+        values = values_for(replace(step_request, facts=facts))
         sizes = values.resources
         requests = {
             "cpu": f"{sizes['cpu']}",
@@ -147,11 +147,11 @@ class Shape:
             "image": "c",
             "resources": {"requests": {**requests, **gpus}, "limits": gpus},
         }
-        own = [item.to_dict() for item in tolerations]
+        toleration_items = [item.to_dict() for item in tolerations]
         spec = {
             "containers": [container],
             "nodeSelector": values.compute.get("node_selector") or {},
-            "tolerations": own or values.compute.get("tolerations") or [],
+            "tolerations": toleration_items or values.compute.get("tolerations") or [],
         }
         names = [f"run-{number}" for number in range(plan.request.nodes)]
         for name in names:

@@ -91,11 +91,11 @@ class Ended:
 class Flow:
     """One run of the flow in ``home``; several, one after the other, share the datastore there."""
 
-    def __init__(self, home: Path, *arguments: str, nodes: int, **more: str) -> None:
+    def __init__(self, home: Path, *arguments: str, nodes: int, **variables: str) -> None:
         self.home, self.nodes = home, nodes
-        self._environment = environment(home, **more)
+        self._environment = environment(home, **variables)
         (home / "run_id").unlink(missing_ok=True)
-        self.process = start_flow(home, list(arguments), FLOW, **more)
+        self.process = start_flow(home, list(arguments), FLOW, **variables)
 
     # -- what is to be seen ----------------------------------------------------------------------------
 
@@ -125,8 +125,8 @@ class Flow:
     def went_on_from(self) -> list[int]:
         """For each attempt of the training, the step of the checkpoint that it went on from; 0: none."""
         attempts = self.log.partition("/train")[2].split("Task is starting (retry)")
-        found = [re.search(r"from the checkpoint of step (\d+)", attempt) for attempt in attempts]
-        return [int(match[1]) if match else 0 for match in found]
+        steps_found = [re.search(r"from the checkpoint of step (\d+)", attempt) for attempt in attempts]
+        return [int(match[1]) if match else 0 for match in steps_found]
 
     def node(self, number: int) -> Node | None:
         """The training task of a node, once its rank has started."""
@@ -135,9 +135,9 @@ class Flow:
             with contextlib.suppress(OSError, ValueError, psutil.Error):
                 pid, created = (folder / "owner").read_text().split()
                 if abs(psutil.Process(int(pid)).create_time() - float(created)) < 1:
-                    found = Node(folder, int(pid))
-                    if found.rank_pid(number) is not None:
-                        return found
+                    gpu_node = Node(folder, int(pid))
+                    if gpu_node.rank_pid(number) is not None:
+                        return gpu_node
         return None
 
     def _own_id(self) -> str:
@@ -154,9 +154,9 @@ class Flow:
     def wait_for(self, what: Callable[[], Any], within: float = 240, pause: float = 0.05) -> Any:
         deadline = time.monotonic() + within
         while True:
-            found = what()
-            if found:
-                return found
+            value = what()
+            if value:
+                return value
             if self.process.poll() is not None:
                 raise AssertionError(f"the run ended first:\n{self.log}")
             if time.monotonic() > deadline:
@@ -174,14 +174,14 @@ class Flow:
             self.wait_for(lambda: node.writes_checkpoint(rank), pause=0.001)
 
     def _all_there(self) -> list[Node]:
-        found: list[Node] = []
+        matches: list[Node] = []
 
-        def look() -> bool:
-            found[:] = [node for number in range(self.nodes) if (node := self.node(number))]
-            return len(found) == self.nodes
+        def all_exist() -> bool:
+            matches[:] = [node for number in range(self.nodes) if (node := self.node(number))]
+            return len(matches) == self.nodes
 
-        self.wait_for(look)
-        return found
+        self.wait_for(all_exist)
+        return matches
 
     def end(self, within: float = 400) -> int:
         """The exit status of the run, which leaves no process behind."""
@@ -189,8 +189,8 @@ class Flow:
             code = self.process.wait(within)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"not ended within {within:g} s:\n{self.log}") from None
-        left = left_behind(self.home)
-        assert not left, left
+        leftover = left_behind(self.home)
+        assert not leftover, leftover
         return code
 
     # -- hurting ---------------------------------------------------------------------------------------
@@ -228,19 +228,19 @@ class Flow:
         committed = self.committed()
         if whole_run:
             self.process.wait(within)
-        while (left := [p for p in doomed if _is_alive(p)]) and time.monotonic() - began < within:
+        while (leftover := [p for p in doomed if _is_alive(p)]) and time.monotonic() - began < within:
             time.sleep(0.05)
-        return Ended(committed, time.monotonic() - began, [_name(process) for process in left])
+        return Ended(committed, time.monotonic() - began, [_name(process) for process in leftover])
 
     def _belonging(self) -> Iterator[psutil.Process]:
         """All processes of the run but its scheduler, the sweepers of its tasks among them."""
-        own = [p for p in left_behind(self.home, wait_s=0) if p.pid != self.process.pid]
-        yield from own
-        pids = {str(process.pid) for process in own}
+        processes_of_run = [p for p in left_behind(self.home, wait_s=0) if p.pid != self.process.pid]
+        yield from processes_of_run
+        pids = {str(process.pid) for process in processes_of_run}
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
-                words = process.cmdline()
-                if "launchers.cluster.processes" in words and words[-1] in pids:
+                arguments = process.cmdline()
+                if "launchers.cluster.processes" in arguments and arguments[-1] in pids:
                     yield process
 
     def clean_up(self) -> None:

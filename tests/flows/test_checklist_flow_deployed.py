@@ -39,10 +39,10 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
     return Home(folder)
 
 
-def _argo(home: Home, address: str, *words: str) -> dict[str, Any]:
-    words = (*words, "argo-workflows", "--name", "checklist", "create", "--only-json")
-    workflow, said = compiled(home, address, FLOW, *words, CHECKLIST_WEBHOOK_URL=WEBHOOK)
-    assert "Traceback" not in said
+def _argo(home: Home, address: str, *arguments: str) -> dict[str, Any]:
+    arguments = (*arguments, "argo-workflows", "--name", "checklist", "create", "--only-json")
+    workflow, text = compiled(home, address, FLOW, *arguments, CHECKLIST_WEBHOOK_URL=WEBHOOK)
+    assert "Traceback" not in text
     return workflow
 
 
@@ -80,11 +80,11 @@ def test_the_nightly_checklist_requests_the_nodes_of_its_deployment(home: Home, 
 @pytest.mark.slow
 def test_a_nightly_checklist_of_one_node_has_low_priority_and_selects_its_node(home: Home, s3: str) -> None:
     workflow = _argo(home, s3, "--config-value", "options", "{nodes: 1, priority_class: idle}")
-    found = templates(workflow)
-    retried = {name for name, made in found.items() if "retryStrategy" in made}
+    pod_templates = templates(workflow)
+    retried = {name for name, made in pod_templates.items() if "retryStrategy" in made}
     assert {"start", "verdict", "end"} <= retried
     assert not {"check", "check-nodes"} & retried, "what was lost is part of the result"
-    steps = [found[name] for name in ("start", "check", "verdict", "end")]
+    steps = [pod_templates[name] for name in ("start", "check", "verdict", "end")]
     patches = [json.loads(step["podSpecPatch"]) for step in steps]
     assert [patch.get("priorityClassName") for patch in patches] == ["idle"] * 4
     (main,) = patches[1]["containers"]

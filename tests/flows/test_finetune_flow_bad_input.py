@@ -30,25 +30,25 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmPython]:
 def launch(warm: WarmPython, tmp_path: Path) -> Callable[..., FlowRun]:
     """``launch("run", "--nodes", "0")``: the flow's command line, which ends before it starts a task."""
 
-    def run(*words: str) -> FlowRun:
+    def run(*arguments: str) -> FlowRun:
         variables = environment(tmp_path)
-        done = warm.run([str(FLOW), *words], folder=tmp_path, environment=variables, merge=True)
+        done = warm.run([str(FLOW), *arguments], folder=tmp_path, environment=variables, merge=True)
         return FlowRun(tmp_path, variables, done.returncode, done.stdout, seconds=0.0)
 
     return run
 
 
-def check_refused(run: FlowRun, *words: str) -> None:
+def check_refused(run: FlowRun, *arguments: str) -> None:
     assert run.returncode == 2
     assert "Traceback" not in run.output, run.output
     assert "Workflow starting" not in run.output, "the run should not even have begun"
     text = " ".join(run.output.split())
-    for word in words:
+    for word in arguments:
         assert word in text, run.output
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "expected"),
     [
         (["--model", "lama-8b"], ["lama-8b", "llama-8b"]),
         (["--nodes", "0"], ["nodes = 0"]),
@@ -71,9 +71,9 @@ def check_refused(run: FlowRun, *words: str) -> None:
     ],
 )
 def test_an_invalid_flag_is_refused_before_the_run(
-    launch: Callable[..., FlowRun], arguments: list[str], words: list[str]
+    launch: Callable[..., FlowRun], arguments: list[str], expected: list[str]
 ) -> None:
-    check_refused(launch("run", *arguments), *words)
+    check_refused(launch("run", *arguments), *expected)
 
 
 def test_a_flag_name_of_another_tool_is_refused_with_the_matching_flag(
@@ -107,23 +107,25 @@ def test_the_suggested_commands_are_accepted(launch: Callable[..., FlowRun], arg
     offered = re.findall(r"^\s+finetune (run .*)$", refused.output, re.MULTILINE)
     assert len(offered) > 1
     for command in offered:
-        words = shlex.split(command.partition(" --run-id-file")[0] + command.partition("run_id")[2])
-        accepted = launch(*words)
+        words_of_command = shlex.split(
+            command.partition(" --run-id-file")[0] + command.partition("run_id")[2]
+        )
+        accepted = launch(*words_of_command)
         assert accepted.returncode == 0, f"{command}: {accepted.output}"
 
 
 @pytest.mark.parametrize(
-    ("task", "lines", "words"),
+    ("task", "lines", "expected"),
     [
         ("sft", [*[json.dumps(GOOD_ROW)] * 6, '{"messages": [', json.dumps(GOOD_ROW)], ["line 7", "JSON"]),
         ("dpo", [json.dumps({"prompt": "1 + 1?", "chosen": "2"})], ["line 1", "no `rejected` answer"]),
     ],
 )
 def test_a_broken_dataset_is_refused_before_the_run(
-    launch: Callable[..., FlowRun], dataset: Path, task: str, lines: list[str], words: list[str]
+    launch: Callable[..., FlowRun], dataset: Path, task: str, lines: list[str], expected: list[str]
 ) -> None:
     dataset.write_text("".join(line + "\n" for line in lines))
-    check_refused(launch("run", "--task", task, "--dataset", str(dataset)), *words)
+    check_refused(launch("run", "--task", task, "--dataset", str(dataset)), *expected)
 
 
 def test_a_model_folder_with_truncated_weights_is_refused(

@@ -50,17 +50,17 @@ def queue(s3: str) -> str:
     return s3
 
 
-def settings(model: str, gpu: str, **more: object) -> tuple[str, ...]:
+def settings(model: str, gpu: str, **overrides: object) -> tuple[str, ...]:
     engine = "deepspeed" if model.startswith("mixtral") else "torchtune"
-    values = {"model": model, "engine": engine, "resources": {"gpu": gpu, "cloud": "aws", **more}}
+    values = {"model": model, "engine": engine, "resources": {"gpu": gpu, "cloud": "aws", **overrides}}
     return ("--config-value", "settings", json.dumps(values))
 
 
 def jobset_of(template: dict[str, Any]) -> dict[str, Any]:
     """The JobSet that a step on several nodes becomes; Argo's expressions in it are numbers of nodes."""
     text = re.sub(r"\{\{[^}]*\}\}", "1", template["resource"]["manifest"])
-    made: dict[str, Any] = yaml.safe_load(text)
-    return made
+    workflow: dict[str, Any] = yaml.safe_load(text)
+    return workflow
 
 
 def check_pod(pod: dict[str, Any], plan: Plan, cores: int, efa: int, provider: str | None) -> None:
@@ -83,9 +83,9 @@ def check_pod(pod: dict[str, Any], plan: Plan, cores: int, efa: int, provider: s
     assert variables.get("FI_PROVIDER") == provider
 
 
-def lost(after_s: float, **more: str) -> Ending:
+def lost(after_s: float, **environment: str) -> Ending:
     """A pod that the cluster takes away: evicted, on a spot machine that is reclaimed, on a lost node."""
-    return Ending(after_s=after_s, **more)
+    return Ending(after_s=after_s, **environment)
 
 
 FAILED = Ending(after_s=10 * MINUTE, exit_code="1", message="Error (exit code 1)")
@@ -105,9 +105,9 @@ def check_retries(steps: dict[str, dict[str, Any]]) -> None:
     assert {"start", "prepare", "train", "train-nodes", "evaluate", "export", "gather", "end"} <= set(tasks)
     for step in tasks.values():
         assert replay(step, [lost(HOUR), SUCCEEDED]).status == "Succeeded", step["name"]
-        again = replay(step, [*RECLAIMS, SUCCEEDED])
-        assert (again.status, again.attempts) == ("Succeeded", 4)
-        assert again.waits_s == (2 * MINUTE, 4 * MINUTE, 8 * MINUTE)
+        retried = replay(step, [*RECLAIMS, SUCCEEDED])
+        assert (retried.status, retried.attempts) == ("Succeeded", 4)
+        assert retried.waits_s == (2 * MINUTE, 4 * MINUTE, 8 * MINUTE)
         endless = replay(step, [lost(HOUR)] * 9)
         assert endless.attempts == 5, "Metaflow has no more"
     for step in (tasks["train"], tasks["encode"]):
@@ -153,10 +153,10 @@ def check_jobset_retries(step: dict[str, Any]) -> None:
 def test_on_argo_the_training_step_requests_the_plan(home: Home, s3: str, model: str, gpu: str) -> None:
     nodes, instance, cores, efa = ARGO[model, gpu]
     asked_for = settings(model, gpu, gpus=8, priority_class="research")
-    words = (*asked_for, "argo-workflows", "--name", "ft", "create", "--only-json")
-    workflow, said = compiled(home, s3, str(FLOWS / "finetune_flow.py"), *words)
-    assert "Traceback" not in said
-    assert said.count("will not be recorded") == 1
+    arguments = (*asked_for, "argo-workflows", "--name", "ft", "create", "--only-json")
+    workflow, text = compiled(home, s3, str(FLOWS / "finetune_flow.py"), *arguments)
+    assert "Traceback" not in text
+    assert text.count("will not be recorded") == 1
     models.WorkflowTemplate.model_validate(workflow)
     assert workflow["spec"]["ttlStrategy"] == {"secondsAfterCompletion": 7 * 86400}
     assert workflow["spec"]["podGC"] == {"strategy": "OnPodSuccess"}
@@ -167,10 +167,10 @@ def test_on_argo_the_training_step_requests_the_plan(home: Home, s3: str, model:
     assert (plan.request.nodes, plan.request.instance_type) == (nodes, instance)
 
     for job in jobset_of(steps["train-nodes"])["spec"]["replicatedJobs"]:
-        made = job["template"]["spec"]["template"]["spec"]
-        check_pod(made, plan, cores, efa, "efa" if efa else None)
-        assert made["priorityClassName"] == "research"
-        assert made["activeDeadlineSeconds"] > 0  # by which quotas count it as Terminating
+        pod_spec = job["template"]["spec"]["template"]["spec"]
+        check_pod(pod_spec, plan, cores, efa, "efa" if efa else None)
+        assert pod_spec["priorityClassName"] == "research"
+        assert pod_spec["activeDeadlineSeconds"] > 0  # by which quotas count it as Terminating
     alone = steps["train"]
     pod = {**alone, "containers": [alone["container"]], "volumes": alone["volumes"]}
     check_pod(pod, plan, cores, efa, None)  # one node needs no variables of a fabric
@@ -178,14 +178,14 @@ def test_on_argo_the_training_step_requests_the_plan(home: Home, s3: str, model:
         assert json.loads(steps[name]["podSpecPatch"])["priorityClassName"] == "research"
         assert steps[name]["activeDeadlineSeconds"] > 0
     for name in ("start", "prepare", "gather", "export"):
-        asked = steps[name]["container"]["resources"]
-        assert "nvidia.com/gpu" not in asked.get("limits", {})
+        resources = steps[name]["container"]["resources"]
+        assert "nvidia.com/gpu" not in resources.get("limits", {})
 
 
 def test_on_step_functions_every_field_of_the_training_step_matches_the_plan(home: Home, queue: str) -> None:
-    given = settings("mixtral-8x7b", "h200")
-    words = (*given, "step-functions", "--name", "ft", "create", "--only-json")
-    machine, _ = compiled(home, queue, str(FLOWS / "finetune_linear_flow.py"), *words, **SFN)
+    deploy_arguments = settings("mixtral-8x7b", "h200")
+    arguments = (*deploy_arguments, "step-functions", "--name", "ft", "create", "--only-json")
+    machine, _ = compiled(home, queue, str(FLOWS / "finetune_linear_flow.py"), *arguments, **SFN)
     for state in machine["States"].values():
         check_batch_retries(state)
         overrides = state["Parameters"]["ContainerOverrides"]
@@ -194,8 +194,10 @@ def test_on_step_functions_every_field_of_the_training_step_matches_the_plan(hom
     plan = unpack(variable_of_script(queue, parameters["ContainerOverrides"]["Command"], "FINETUNE_PLAN"))
     cores = 34
     assert (plan.engine, plan.request.nodes, plan.request.cpu) == ("deepspeed", 1, cores)
-    asked = {item["Type"]: item["Value"] for item in parameters["ContainerOverrides"]["ResourceRequirements"]}
-    assert asked == {"GPU": "8", "VCPU": str(cores), "MEMORY": str(plan.request.memory_mib)}
+    requirements = {
+        item["Type"]: item["Value"] for item in parameters["ContainerOverrides"]["ResourceRequirements"]
+    }
+    assert requirements == {"GPU": "8", "VCPU": str(cores), "MEMORY": str(plan.request.memory_mib)}
     assert "gpu-queue" in parameters["JobQueue"]
 
 
@@ -234,7 +236,7 @@ THERE, NOWHERE = {"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, {"AWS_CONFIG_FILE":
 
 
 @pytest.mark.parametrize(
-    ("flow", "words", "variables", "said"),
+    ("flow", "fragments", "variables", "expected"),
     [
         ("finetune_flow", SFN_CREATE, THERE, ("train_nodes", "@parallel", "argo-workflows create")),
         ("finetune_linear_flow", AIRFLOW, THERE, ("Airflow", "argo-workflows create")),
@@ -242,13 +244,13 @@ THERE, NOWHERE = {"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, {"AWS_CONFIG_FILE":
     ],
 )
 def test_an_impossible_deployment_is_refused_before_aws_is_queried(
-    home: Home, flow: str, words: tuple[str, ...], variables: dict[str, str], said: tuple[str, ...]
+    home: Home, flow: str, fragments: tuple[str, ...], variables: dict[str, str], expected: tuple[str, ...]
 ) -> None:
     s3 = {"METAFLOW_DEFAULT_DATASTORE": "s3", "METAFLOW_DATASTORE_SYSROOT_S3": "s3://nobody/there"}
     keys = {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x"}
-    done = home.python(str(FLOWS / f"{flow}.py"), *words, **s3, **keys, **variables)
+    done = home.python(str(FLOWS / f"{flow}.py"), *fragments, **s3, **keys, **variables)
     assert done.returncode == 2
-    assert [word for word in said if word not in done.stdout + done.stderr] == []
+    assert [word for word in expected if word not in done.stdout + done.stderr] == []
     assert "Traceback" not in done.stdout + done.stderr
 
 

@@ -31,10 +31,10 @@ def flow(tmp_path: Path) -> Iterator[NewFlow]:
     started: list[Flow] = []
     data = write_sums(tmp_path / "sums.jsonl")
 
-    def start(*arguments: str, nodes: int, **more: str) -> Flow:
+    def start(*arguments: str, nodes: int, **environment: str) -> Flow:
         if arguments[0] == "run":
             arguments = (*arguments, f"--nodes={nodes}", f"--dataset={data}", *SHORT)
-        started.append(Flow(tmp_path, *arguments, nodes=nodes, **more))
+        started.append(Flow(tmp_path, *arguments, nodes=nodes, **environment))
         return started[-1]
 
     yield start
@@ -127,9 +127,9 @@ def test_a_killed_evaluation_does_not_lose_the_model(flow: NewFlow, tmp_path: Pa
     assert run.end() == 0, run.log
     assert (tmp_path / "finetuned" / run.run_id / "model" / "model.safetensors").is_file()
     assert f"resume evaluate --origin-run-id {run.run_id}" in run.log
-    again = flow("resume", "evaluate", "--origin-run-id", run.run_id, nodes=1)
-    assert again.end() == 0, again.log
-    assert "held-out loss: " in again.log
+    resumed = flow("resume", "evaluate", "--origin-run-id", run.run_id, nodes=1)
+    assert resumed.end() == 0, resumed.log
+    assert "held-out loss: " in resumed.log
 
 
 @pytest.mark.nightly
@@ -190,18 +190,18 @@ def disk(tmp_path: Path) -> Iterator[Callable[[str], Disk]]:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(("what", "nodes"), [("work", 2), (".metaflow", 1)])
+@pytest.mark.parametrize(("case", "nodes"), [("work", 2), (".metaflow", 1)])
 def test_a_full_disk_is_reported_in_one_line_and_resume_continues_when_space_is_free(
     flow: NewFlow,
     disk: Callable[[str], Disk],
     undisturbed: Callable[[int], Losses],
     tmp_path: Path,
-    what: str,
+    case: str,
     nodes: int,
 ) -> None:
     """In the work folder the engine itself writes; into the datastore our code does, for all engines."""
-    small = disk(what)
-    trains = what == "work"
+    small = disk(case)
+    trains = case == "work"
     slow_ranks = ["--set=engine_options.step_s=0.3", "--set=engine_options.more_bytes=20000000"]
     ranks = [] if trains else slow_ranks
     site = {} if trains else {"PYTHONPATH": str(small_engine.install(tmp_path / "site"))}
@@ -211,15 +211,15 @@ def test_a_full_disk_is_reported_in_one_line_and_resume_continues_when_space_is_
     assert run.end(within=90) != 0
     text = " ".join(run.log.split())
     assert "No space left" in text
-    assert str(run.home / what) in text
+    assert str(run.home / case) in text
     assert f"The last complete checkpoint is of step {run.committed()}." in text
     assert "Traceback" not in text
     assert "Internal error" not in text
     assert "(retry)" not in text, "what a user has to mend is not retried"
-    kept = run.committed()
+    committed = run.committed()
     small.free()
     run = flow("resume", "--origin-run-id", run.run_id, nodes=nodes, **site)
     run.wait_for(lambda: "/evaluate/" in run.log)
-    assert run.went_on_from() == [kept]
-    assert kept % EVERY == 0
+    assert run.went_on_from() == [committed]
+    assert committed % EVERY == 0
     assert run.losses() == (undisturbed(nodes) if trains else SMALL_LOSSES)

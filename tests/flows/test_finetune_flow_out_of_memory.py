@@ -58,20 +58,20 @@ def check(
 ) -> None:
     data = write_sums(folder / "sums.jsonl")
     steps = (f"--max-steps={STEPS}", "--checkpoint-every=2")
-    given = (*arguments, *steps, f"--nodes={nodes}", f"--dataset={data}")
-    run = flow("run", *given, **environment)
+    deploy_arguments = (*arguments, *steps, f"--nodes={nodes}", f"--dataset={data}")
+    run = flow("run", *deploy_arguments, **environment)
     assert run.returncode == 0, run.output
     planned = 4 // nodes
     assert "DefaultCPUAllocator" in run.output
     assert f"out of memory: a retry will use micro batch {planned} -> {planned // 2}" in run.output
     assert "another plan, as an earlier attempt ran out of memory" in run.output
     assert f"from the checkpoint of step 2 of {STEPS}" in run.output
-    found = run.artifacts()
-    layout = found["plan"].layout
+    artifacts = run.artifacts()
+    layout = artifacts["plan"].layout
     assert (layout.micro_batch_size, layout.global_batch_size) == (1, 4)
     notes = [
-        (note.used, note.given_by) for note in found["plan"].overrides if note.name == "micro_batch_size"
+        (note.used, note.given_by) for note in artifacts["plan"].overrides if note.name == "micro_batch_size"
     ]
     assert notes[0] == (str(planned // 2), "out of memory in attempt 0")
     assert notes[-1][0] == "1"
-    assert [row["step"] for row in found["metrics"]] == list(range(1, STEPS + 1))
+    assert [row["step"] for row in artifacts["metrics"]] == list(range(1, STEPS + 1))

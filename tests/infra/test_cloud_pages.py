@@ -22,12 +22,12 @@ PAGES = [ROOT / "docs" / f"{name}.md" for name in ("aws", "kubernetes", "gcp", "
 def test_every_file_and_variable_named_on_a_page_exists(page: Path) -> None:
     text = page.read_text()
     for path in re.findall(r"(?<![\w-])infra/[\w./-]+\w", text):
-        made = path.endswith(("/GPU", "/terraform.tfvars"))  # by the reader
-        assert made or (ROOT / path).exists(), path
+        is_file_of_user = path.endswith(("/GPU", "/terraform.tfvars"))  # by the reader
+        assert is_file_of_user or (ROOT / path).exists(), path
     for name in re.findall(r"`(components/[\w-]+|clusters/[\w.]+)`", text):
         assert (KUBERNETES / name).exists(), name
-    known = {f"METAFLOW_{name}" for name in dir(metaflow.metaflow_config)}
-    assert set(re.findall(r"METAFLOW_\w+(?==)", text)) <= known
+    known_variables = {f"METAFLOW_{name}" for name in dir(metaflow.metaflow_config)}
+    assert set(re.findall(r"METAFLOW_\w+(?==)", text)) <= known_variables
 
 
 def test_the_nightly_example_is_a_valid_options_file() -> None:

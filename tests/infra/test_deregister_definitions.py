@@ -55,12 +55,12 @@ def test_only_unused_metaflow_job_definitions_are_deregistered(
         name="deployed", roleArn=role, definition=json.dumps({"StartAt": "train", "States": {"train": state}})
     )
 
-    for arguments, left in ((["--dry-run"], set(arns)), ([], set(arns) - {"metaflow_old"})):
+    for arguments, remaining in ((["--dry-run"], set(arns)), ([], set(arns) - {"metaflow_old"})):
         monkeypatch.setattr(sys, "argv", ["deregister_definitions.py", *arguments])
         script.main()
         assert capsys.readouterr().out.splitlines()[0] == arns["metaflow_old"]
         active = batch.describe_job_definitions(status="ACTIVE")["jobDefinitions"]
-        assert {item["jobDefinitionName"] for item in active} == left
+        assert {item["jobDefinitionName"] for item in active} == remaining
 
 
 def _submit(batch: Any, definition: str) -> None:

@@ -30,15 +30,15 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 def pinned(file: str) -> dict[str, str]:
     """Package -> version of one list of requirements."""
-    found: dict[str, str] = {}
+    versions_pinned: dict[str, str] = {}
     for line in (REQUIREMENTS / file).read_text().splitlines():
         if line and not line.startswith("#"):
             name, version = re.split("==|>=", line)
-            found[canonicalize_name(name)] = version
-    return found
+            versions_pinned[canonicalize_name(name)] = version
+    return versions_pinned
 
 
-def asked(*extras: str) -> list[Requirement]:
+def requirements_of(*extras: str) -> list[Requirement]:
     """What pyproject.toml asks for: the project itself, and these extras, none of which names another."""
     lines = [*PROJECT["dependencies"]]
     for extra in extras:

@@ -30,10 +30,10 @@ class Publisher:
         (place / "bin" / "curl").chmod(0o755)
         self.fingerprint = self.sign("somebody@example.org")
 
-    def _gpg(self, *words: str) -> str:
+    def _gpg(self, *arguments: str) -> str:
         home = self.place / "keys"
         home.mkdir(mode=0o700, exist_ok=True)
-        command = ["gpg", "--homedir", str(home), "--batch", "--yes", "--passphrase", "", *words]
+        command = ["gpg", "--homedir", str(home), "--batch", "--yes", "--passphrase", "", *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
 
     def sign(self, who: str) -> str:
@@ -50,9 +50,9 @@ class Publisher:
         work = self.place / "work"
         work.mkdir(exist_ok=True)
         path = f"{self.place / 'bin'}:{os.environ['PATH']}"
-        words = ["https://example.org/tools", "tool.tar.gz", "tool.key", fingerprint]
+        arguments = ["https://example.org/tools", "tool.tar.gz", "tool.key", fingerprint]
         return subprocess.run(
-            ["bash", str(SCRIPT), *words],
+            ["bash", str(SCRIPT), *arguments],
             cwd=work,
             env={**os.environ, "PATH": path, "PUBLISHED": str(self.folder)},
             capture_output=True,

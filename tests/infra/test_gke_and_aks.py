@@ -44,9 +44,9 @@ def test_every_variable_is_declared_and_used_and_the_example_sets_those_without_
     required = {name for name, body in declared.items() if not re.search(r"^  default ", body, re.MULTILINE)}
     assert example_variables == required
     (machine,) = re.findall(r'gpu_pool += \{ \w+ = "([\w-]+)"', example)
-    found = hardware.current().find_instance(machine)
-    assert found is not None
-    assert (found.cloud, found.gpu) == (cloud, "H100 SXM")
+    instance = hardware.current().find_instance(machine)
+    assert instance is not None
+    assert (instance.cloud, instance.gpu) == (cloud, "H100 SXM")
 
 
 @pytest.mark.parametrize("stack", STACKS)

@@ -42,17 +42,19 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(missing()), reason=missi
 @pytest.fixture
 def disks(tmp_path: Path) -> Iterator[list[str]]:
     """Two blank disks."""
-    made: list[str] = []
+    disk_files: list[str] = []
     try:
         for number in range(2):
             file = tmp_path / f"disk{number}"
             file.touch()
             os.truncate(file, DISK_BYTES)
             command = ["losetup", "--find", "--show", str(file)]
-            made.append(subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip())
-        yield made
+            disk_files.append(
+                subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+            )
+        yield disk_files
     finally:
-        for disk in made:
+        for disk in disk_files:
             subprocess.run(["losetup", "--detach", disk], check=False)
 
 

@@ -123,8 +123,8 @@ def based(control_plane: ControlPlane) -> Iterator[ControlPlane]:
     """The server with what `kubectl apply -k infra/kubernetes/base` makes."""
     real = {item["metadata"]["name"]: item for item in kueue_definitions()}
     for group, version, kind, plural, scope in DEFINED:
-        made = _definition(group, version, kind, plural, scope)
-        control_plane.apply(real.get(f"{plural}.{group}", made))
+        cluster_definition = _definition(group, version, kind, plural, scope)
+        control_plane.apply(real.get(f"{plural}.{group}", cluster_definition))
     served = {f"{plural}.{group}" for group, _, _, plural, _ in DEFINED}
     wait_for(lambda: served <= _resources(control_plane), 60, "the definitions are served")
     control_plane.kubectl("apply", "--validate=false", "-k", str(KUBERNETES / "base"))
@@ -139,15 +139,15 @@ def test_roles_allow_exactly_the_intended_requests(
     based: ControlPlane, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     assert _wrong(based, 6) == []
-    made = everything(tmp_path_factory.mktemp("everything"))
+    everything_applied = everything(tmp_path_factory.mktemp("everything"))
     # Kubernetes 1.34 has those of the other kind, this server not
-    objects = [item for item in made if not item["kind"].startswith("MutatingAdmissionPolicy")]
+    objects = [item for item in everything_applied if not item["kind"].startswith("MutatingAdmissionPolicy")]
     based.apply(*objects)
     assert _wrong(based, 7) == []
     # They are there, under their names
     listed = json.dumps({"apiVersion": "v1", "kind": "List", "items": list(objects)})
-    there = based.kubectl("get", "-f", "-", "-o", "name", stdin=listed).split()
-    assert len(there) == len(objects)
+    listed_objects = based.kubectl("get", "-f", "-", "-o", "name", stdin=listed).split()
+    assert len(listed_objects) == len(objects)
 
 
 def test_the_example_can_be_applied_unchanged(based: ControlPlane) -> None:
@@ -173,16 +173,18 @@ def test_every_field_of_the_kueue_objects_is_valid(divided: ControlPlane) -> Non
     ]
     assert {item["kind"] for item in rendered} == {row[2] for row in DEFINED if row[0].startswith("kueue")}
     listed = json.dumps({"apiVersion": "v1", "kind": "List", "items": rendered})
-    there = json.loads(divided.kubectl("get", "-f", "-", "-o", "json", stdin=listed))["items"]
-    for sent, stored in zip(rendered, there, strict=True):
+    stored_objects = json.loads(divided.kubectl("get", "-f", "-", "-o", "json", stdin=listed))["items"]
+    for sent, stored in zip(rendered, stored_objects, strict=True):
         assert _without(sent.get("spec"), stored.get("spec")) == [], sent["metadata"]["name"]
 
 
 def _without(sent: object, stored: object, path: str = "spec") -> list[str]:
     """What has been sent and not been kept."""
     if isinstance(sent, dict):
-        there = stored if isinstance(stored, dict) else {}
-        return [lost for name in sent for lost in _without(sent[name], there.get(name), f"{path}.{name}")]
+        stored_fields = stored if isinstance(stored, dict) else {}
+        return [
+            lost for name in sent for lost in _without(sent[name], stored_fields.get(name), f"{path}.{name}")
+        ]
     if isinstance(sent, list) and isinstance(stored, list) and len(sent) == len(stored):
         pairs = enumerate(zip(sent, stored, strict=True))
         return [lost for number, (a, b) in pairs for lost in _without(a, b, f"{path}[{number}]")]
@@ -208,11 +210,11 @@ def test_a_team_may_borrow_at_most_the_whole_cluster(
     asks = Options(queue=queue)
     pods = PodSettings(namespace="finetune", image="127.0.0.1:9/finetune:1")
 
-    def found() -> Findings:
+    def allowed() -> Findings:
         return inspect(request, options=asks, pods=pods, clock=Clock(overall_s=90))[0]
 
-    doing = f"{queue} says {state} to {nodes} nodes: {found().rows}"
-    wait_for(lambda: found().state("queue") == state, 30, doing, every=1)
+    doing = f"{queue} says {state} to {nodes} nodes: {allowed().rows}"
+    wait_for(lambda: allowed().state("queue") == state, 30, doing, every=1)
 
 
 def test_a_job_of_a_launcher_never_runs_as_the_account_that_taints_nodes(based: ControlPlane) -> None:
@@ -265,11 +267,11 @@ def _wrong(server: ControlPlane, column: int) -> list[object]:
     """The rows that the server answers otherwise, once it has had the time to read the roles."""
     api = server.api()
 
-    def asked() -> list[object]:
+    def wrong_requests() -> list[object]:
         return [row[:6] for row in ALLOWED if _allowed(api, *row[:6]) != row[column]]
 
     deadline = time.monotonic() + 120
-    while (wrong := asked()) and time.monotonic() < deadline:
+    while (wrong := wrong_requests()) and time.monotonic() < deadline:
         time.sleep(0.5)
     return wrong
 

@@ -116,12 +116,12 @@ def gke() -> list[Node]:
     ssds = re.search(rf'"{pool["machine_type"]}" = (\d+)[,\s]', _after("local_ssds", "gke"))
     assert ssds is not None
     boot = 100 * GB / GIB  # its default
-    left = boot - 0.1 * boot - min(boot / 2, 6 + 0.35 * boot, 100)
-    nodes = Pool("gcp", system[2], int(system[1]), left * GIB).nodes()
+    free_gib = boot - 0.1 * boot - min(boot / 2, 6 + 0.35 * boot, 100)
+    nodes = Pool("gcp", system[2], int(system[1]), free_gib * GIB).nodes()
     disks = int(ssds[1])
-    left = disks * LOCAL_SSD_GIB * 0.9 - {1: 50, 2: 75}.get(disks, 100)
+    free_gib = disks * LOCAL_SSD_GIB * 0.9 - {1: 50, 2: 75}.get(disks, 100)
     taint = ("nvidia.com/gpu=present:NoSchedule",)
-    return nodes + Pool("gcp", pool["machine_type"], int(pool["max_nodes"]), left * GIB, taint).nodes()
+    return nodes + Pool("gcp", pool["machine_type"], int(pool["max_nodes"]), free_gib * GIB, taint).nodes()
 
 
 def aks() -> list[Node]:
@@ -154,25 +154,25 @@ def shell_lines(page: str) -> list[str]:
     return [line for block in blocks for line in block.replace("\\\n", "").splitlines()]
 
 
-def options_of(words: list[str]) -> dict[str, str]:
+def options_of(parameters: list[str]) -> dict[str, str]:
     """``--name value`` and ``--name=value``; a word that has none is left out."""
-    found = {}
-    for word, following in zip(words, [*words[1:], "--"], strict=True):
+    option_values = {}
+    for word, following in zip(parameters, [*parameters[1:], "--"], strict=True):
         if word.startswith("--"):
             name, _, value = word.removeprefix("--").partition("=")
             if value or not following.startswith("--"):
-                found[name] = value or following
-    return found
+                option_values[name] = value or following
+    return option_values
 
 
 def parameters_of(line: str) -> dict[str, Any]:
     """The flow's parameters of a command line."""
-    words: dict[str, Any] = options_of(shlex.split(line))
-    if "set" in words:
-        words["set"] = (words["set"],)
+    parameters: dict[str, Any] = options_of(shlex.split(line))
+    if "set" in parameters:
+        parameters["set"] = (parameters["set"],)
     numbers = {"nodes", "global-batch-size"}
-    words = {name: int(value) if name in numbers else value for name, value in words.items()}
-    arguments = {name.replace("-", "_"): value for name, value in words.items() if name != "with"}
+    parameters = {name: int(value) if name in numbers else value for name, value in parameters.items()}
+    arguments = {name.replace("-", "_"): value for name, value in parameters.items() if name != "with"}
     return {"no_calibration": True, **arguments}
 
 
@@ -212,10 +212,10 @@ def placed(request: Request, plan: Plan | None, role: Role, nodes: list[Node]) -
     minimum = None
     if plan is not None:
         minimum = minimum_of(plan) if role == "train" else minimum_of_other_step(request)
-    found = fit(nodes, request, PodRules(), minimum)
-    assert len(found.names) >= request.nodes, (role, found.rejections)
-    asked = StepRequest(backend="kubernetes", request=request, minimum=minimum, facts=found.facts)
-    return values_for(asked).compute | {"gpu": request.gpus_per_node}
+    fit_result = fit(nodes, request, PodRules(), minimum)
+    assert len(fit_result.names) >= request.nodes, (role, fit_result.rejections)
+    step_request = StepRequest(backend="kubernetes", request=request, minimum=minimum, facts=fit_result.facts)
+    return values_for(step_request).compute | {"gpu": request.gpus_per_node}
 
 
 @pytest.mark.parametrize(
@@ -235,15 +235,15 @@ def test_the_example_run_of_each_cloud_page_fits_its_cluster(
 def test_the_checklist_of_each_cloud_page_fits_its_cluster(page: str, cluster: Any) -> None:
     lines = [line for line in shell_lines(page) if line.startswith("finetune check --with kubernetes")]
     for line in lines:
-        words = options_of(shlex.split(line))
-        asked = {"nodes": int(words["nodes"]), "gpus_per_node": int(words["gpus-per-node"])}
-        placed(checklist_request(**asked), None, "train", cluster())
+        arguments = options_of(shlex.split(line))
+        parameters = {"nodes": int(arguments["nodes"]), "gpus_per_node": int(arguments["gpus-per-node"])}
+        placed(checklist_request(**parameters), None, "train", cluster())
     assert bool(lines) == (page in ("docs/kubernetes.md", "docs/gcp.md", "docs/azure.md"))
 
 
 def checklist_request(**options: Any) -> Request:
-    made = launch.FlowOptions(**options)
-    return launch._request(made, options["gpus_per_node"])
+    flow_options = launch.FlowOptions(**options)
+    return launch._request(flow_options, options["gpus_per_node"])
 
 
 @needs_kubectl
@@ -261,14 +261,17 @@ def test_example_quotas_admit_the_runs_of_the_pages(planned: Any) -> None:
         plan = planned(line, nodes)
         for role in ("data", "train", "evaluate"):
             request = request_for(plan, role)  # type: ignore[arg-type]
-            asked = placed(request, plan, role, nodes)  # type: ignore[arg-type]
+            step_request = placed(request, plan, role, nodes)  # type: ignore[arg-type]
             quota = flavors["gpu-h100" if request.gpus_per_node else "cpu"]
             requests = {
-                "cpu": asked["cpu"],
-                "memory": asked["memory"] * 10**6,
-                "ephemeral-storage": asked["disk"] * 10**6,
-                "nvidia.com/gpu": asked["gpu"],
-                **{name: quantity(value) for name, value in asked.get("extended_resources", {}).items()},
+                "cpu": step_request["cpu"],
+                "memory": step_request["memory"] * 10**6,
+                "ephemeral-storage": step_request["disk"] * 10**6,
+                "nvidia.com/gpu": step_request["gpu"],
+                **{
+                    name: quantity(value)
+                    for name, value in step_request.get("extended_resources", {}).items()
+                },
             }
             for name, amount in requests.items():
                 assert request.nodes * amount <= quota[name], (line, role, name)

@@ -36,8 +36,10 @@ def page(address: str, tmp_path: Path) -> Iterator[Tab]:
         opened.until(ANSWERED)
         yield opened
         assert opened.errors == []
-        others = [url for url in opened.requests if not url.startswith((address.rsplit("/", 2)[0], "data:"))]
-        assert others == [], "no other host is asked"
+        foreign_requests = [
+            url for url in opened.requests if not url.startswith((address.rsplit("/", 2)[0], "data:"))
+        ]
+        assert foreign_requests == [], "no other host is asked"
 
 
 def change(page: Tab, selector: str, text: str) -> str:
@@ -53,7 +55,7 @@ def change(page: Tab, selector: str, text: str) -> str:
 
 def test_plans_in_the_browser_equal_those_of_the_estimator(page: Tab) -> None:
     forms = FORMS[::5]  # tests/estimator/planner_page checks all of them, outside the browser
-    found = page.look(
+    plans = page.look(
         f"""(async () => {{
           const worker = new Worker("../assets/planner/worker.js", {{type: "module"}});
           const forms = {json.dumps(forms)};
@@ -67,7 +69,7 @@ def test_plans_in_the_browser_equal_those_of_the_estimator(page: Tab) -> None:
           return done;
         }})()"""
     )
-    for form, mine in zip(forms, found, strict=True):
+    for form, mine in zip(forms, plans, strict=True):
         theirs = json.loads(json.dumps(answers.answer(form)))
         assert mine.keys() == theirs.keys(), form
         assert (mine["command"], mine.get("problem")) == (theirs["command"], theirs.get("problem"))

@@ -68,7 +68,7 @@ def test_workflows_run_existing_parts_of_the_ci_script() -> None:
     for file in WORKFLOWS:
         for job in jobs(file).values():
             commands = [step["run"].split() for step in job["steps"] if ".ci/run" in step.get("run", "")]
-            assert {words[2] for words in commands if len(words) > 2} <= parts, file
+            assert {arguments[2] for arguments in commands if len(arguments) > 2} <= parts, file
 
 
 def test_a_release_is_tried_from_its_wheel_and_published_without_a_stored_password() -> None:
@@ -91,8 +91,8 @@ def test_every_file_with_slow_tests_is_in_one_shard() -> None:
 
 
 def versions(file: str, job: str) -> list[str]:
-    found = jobs(ROOT / ".github" / "workflows" / f"{file}.yml")[job]["strategy"]["matrix"]["version"]
-    return [str(each) for each in found]
+    version_lists = jobs(ROOT / ".github" / "workflows" / f"{file}.yml")[job]["strategy"]["matrix"]["version"]
+    return [str(each) for each in version_lists]
 
 
 def test_changes_are_tested_on_the_oldest_and_newest_python_and_nightly_on_all() -> None:

@@ -66,19 +66,21 @@ class Cluster:
     def pods(self, namespace: str = NAMESPACE) -> list[Json]:
         return self.api.items(f"/api/v1/namespaces/{namespace}/pods")
 
-    def pod(self, known: Json) -> Pod | None:
+    def pod(self, manifest: Json) -> Pod | None:
         """The processes of a pod that the API server knows; None: it doesn't run."""
-        name = known["metadata"]["name"]
+        name = manifest["metadata"]["name"]
         return next((pod for each in self.kubelets for pod in each.pods() if pod.spec.name == name), None)
 
-    def kubelet_of(self, known: Json) -> Kubelet:
+    def kubelet_of(self, manifest: Json) -> Kubelet:
         """The node that a pod was given to."""
-        return next(each for each in self.kubelets if each.node.name == known["spec"]["nodeName"])
+        return next(each for each in self.kubelets if each.node.name == manifest["spec"]["nodeName"])
 
     def running(self) -> list[str]:
         """Names of the pods that have not ended, for the API server or for their nodes."""
-        known = [p["metadata"]["name"] for p in self.pods() if p["status"].get("phase") not in ENDED]
-        return sorted({*known, *(pod.spec.name for kubelet in self.kubelets for pod in kubelet.pods())})
+        running_pods = [p["metadata"]["name"] for p in self.pods() if p["status"].get("phase") not in ENDED]
+        return sorted(
+            {*running_pods, *(pod.spec.name for kubelet in self.kubelets for pod in kubelet.pods())}
+        )
 
     def logs(self) -> dict[str, str]:
         """The output of every pod so far."""
@@ -166,8 +168,8 @@ class Launched:
         return bytes(output)
 
     def artifacts(self, flow: str) -> dict[str, Any]:
-        found: dict[str, Any] = pickle.loads(self.read(READ_ARTIFACTS, f"{flow}/{self.run_id}"))  # noqa: S301
-        return found
+        stored_artifacts: dict[str, Any] = pickle.loads(self.read(READ_ARTIFACTS, f"{flow}/{self.run_id}"))  # noqa: S301
+        return stored_artifacts
 
     def nothing_left(self, within: float = 30) -> None:
         wait_for(lambda: not self.cluster.running(), within, f"no pod is left: {self.cluster.running()}")

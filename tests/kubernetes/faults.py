@@ -21,7 +21,7 @@ BIG = "--with=kubernetes:cpu=40"  # more than half of a node's
 LIMIT_S = 1500  # for a machine that does ten other things
 
 
-def where(pods: dict[str, Json]) -> str:
+def worker_name(pods: dict[str, Json]) -> str:
     """The worker of a launch, as the terminal names it."""
     return f"{pods['worker']['metadata']['name']} on {pods['worker']['spec']['nodeName']}"
 
@@ -114,7 +114,7 @@ def training(cluster: Cluster, run: Launched, *, attempt: int = 0) -> dict[str, 
         }
 
     wait_for(lambda: len(pods()) == 2, LIMIT_S, f"attempt {attempt} trains", every=0.5)
-    found = pods()
+    placed_pods = pods()
     before = committed(cluster, run)
 
     def saved() -> bool:
@@ -122,7 +122,7 @@ def training(cluster: Cluster, run: Launched, *, attempt: int = 0) -> dict[str, 
         return committed(cluster, run) > before
 
     wait_for(saved, LIMIT_S, f"attempt {attempt} saves a checkpoint after step {before}", every=0.2)
-    return found
+    return placed_pods
 
 
 def committed(cluster: Cluster, run: Launched) -> int:
@@ -139,8 +139,8 @@ def attempt_ends(cluster: Cluster, pods: dict[str, Json]) -> None:
 
 
 def says(run: Launched, pattern: str) -> None:
-    def said() -> Any:
+    def output() -> Any:
         assert run.process.poll() is None, run.story()
         return re.search(pattern, run.log)
 
-    wait_for(said, LIMIT_S, f"the run says {pattern!r}", every=0.5)
+    wait_for(output, LIMIT_S, f"the run says {pattern!r}", every=0.5)

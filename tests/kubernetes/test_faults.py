@@ -259,11 +259,11 @@ def _ends(run: Launched, *lines: str) -> None:
 
 
 def _launch(
-    cluster: Cluster, home: Path, *arguments: str, pods: str = "--with=kubernetes", **more: str
+    cluster: Cluster, home: Path, *arguments: str, pods: str = "--with=kubernetes", **environment: str
 ) -> Launched:
     data = write_sums(home / "sums.jsonl")
     options = [pods, "--device=cpu", "--nodes=2", f"--dataset={data}", *SHORT, *arguments]
-    return cluster.launch("finetune_flow", home, "run", *options, **more)
+    return cluster.launch("finetune_flow", home, "run", *options, **environment)
 
 
 def test_a_run_without_matching_gpus_reports_it_once_and_ends_without_a_pod(

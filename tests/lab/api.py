@@ -72,18 +72,18 @@ class Api:
         except requests.RequestException:
             return False
 
-    def _ask(self, method: str, path: str, **more: Any) -> Json:
+    def _ask(self, method: str, path: str, **request_options: Any) -> Json:
         """Raises ApiError for a refusal, requests.RequestException where the server isn't there."""
         with self._inside():
-            answer = self._session().request(method, self.url + path, timeout=_TIMEOUT_S, **more)
+            answer = self._session().request(method, self.url + path, timeout=_TIMEOUT_S, **request_options)
         if not answer.ok:
             try:
                 message = str(answer.json().get("message"))
             except ValueError:
                 message = answer.text
             raise ApiError(answer.status_code, message)
-        found: Json = answer.json()
-        return found
+        document: Json = answer.json()
+        return document
 
     def _session(self) -> requests.Session:
         session: requests.Session | None = getattr(self._of_thread, "session", None)

@@ -104,7 +104,9 @@ class Container:
             *self.properties.get("resourceRequirements", []),
             *self.override.get("resourceRequirements", []),
         ]
-        return next((float(asked["value"]) for asked in reversed(both) if asked["type"] == kind), 0.0)
+        return next(
+            (float(dependency["value"]) for dependency in reversed(both) if dependency["type"] == kind), 0.0
+        )
 
     def sizes(self) -> tuple[int | None, dict[str, int | None]]:
         """Bytes of /dev/shm, and of each tmpfs."""

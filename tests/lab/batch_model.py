@@ -62,15 +62,15 @@ def _check(value: Any, shape: Shape) -> None:
         raise Invalid("; ".join(unlisted))
 
 
-def _unlisted(value: Any, shape: Shape, where: str) -> list[str]:
+def _unlisted(value: Any, shape: Shape, section: str) -> list[str]:
     """Values of enumerations that the model doesn't list; botocore leaves those to the service."""
     if isinstance(shape, StructureShape):
         members = [(name, value[name], shape.members[name]) for name in value]
-        return [each for name, item, kind in members for each in _unlisted(item, kind, f"{where}.{name}")]
+        return [each for name, item, kind in members for each in _unlisted(item, kind, f"{section}.{name}")]
     if isinstance(shape, ListShape):
-        return [each for item in value for each in _unlisted(item, shape.member, where)]
+        return [each for item in value for each in _unlisted(item, shape.member, section)]
     if isinstance(shape, MapShape):
-        return [each for item in value.values() for each in _unlisted(item, shape.value, where)]
+        return [each for item in value.values() for each in _unlisted(item, shape.value, section)]
     if isinstance(shape, StringShape) and shape.enum and value not in shape.enum:
-        return [f"{where}: {value!r} is none of {', '.join(shape.enum)}"]
+        return [f"{section}: {value!r} is none of {', '.join(shape.enum)}"]
     return []

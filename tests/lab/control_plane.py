@@ -45,8 +45,8 @@ def asset(name: str) -> Path | None:
     """Where a binary is; None: nowhere."""
     variable = "TEST_ASSET_" + name.upper().replace("-", "_")
     folder = os.environ.get("KUBEBUILDER_ASSETS")
-    found = [os.environ.get(variable), folder and f"{folder}/{name}", shutil.which(name)]
-    return next((Path(path) for path in found if path and Path(path).is_file()), None)
+    candidates = [os.environ.get(variable), folder and f"{folder}/{name}", shutil.which(name)]
+    return next((Path(path) for path in candidates if path and Path(path).is_file()), None)
 
 
 def jobset_definition() -> Path | None:
@@ -56,14 +56,14 @@ def jobset_definition() -> Path | None:
 
 def kueue_definitions() -> list[Json]:
     """Kueue's CustomResourceDefinitions; empty: they aren't there."""
-    found = _definitions("TEST_ASSET_KUEUE_CRDS", "kueue-crds.json")
-    return list(json.loads(found.read_text())["items"]) if found is not None else []
+    kueue = _definitions("TEST_ASSET_KUEUE_CRDS", "kueue-crds.json")
+    return list(json.loads(kueue.read_text())["items"]) if kueue is not None else []
 
 
 def _definitions(variable: str, name: str) -> Path | None:
     folder = os.environ.get("KUBEBUILDER_ASSETS")
-    found = [os.environ.get(variable), folder and f"{folder}/{name}"]
-    return next((Path(path) for path in found if path and Path(path).is_file()), None)
+    candidates = [os.environ.get(variable), folder and f"{folder}/{name}"]
+    return next((Path(path) for path in candidates if path and Path(path).is_file()), None)
 
 
 def permissive_definition(plural: str, group: str, version: str, kind: str, scope: str, path: Path) -> Path:
@@ -114,13 +114,13 @@ def start_process(
         )
 
 
-def wait_for(what: Callable[[], Any], within: float, doing: str, every: float = 0.1) -> Any:
+def wait_for(condition: Callable[[], Any], within: float, doing: str, every: float = 0.1) -> Any:
     """What ``what`` returns once that is true; fails after ``within`` seconds, saying what it was about."""
     deadline = time.monotonic() + within
-    while not (found := what()):
+    while not (value := condition()):
         assert time.monotonic() < deadline, f"not within {within:g} s: {doing}"
         time.sleep(every)
-    return found
+    return value
 
 
 def free_ports(number: int, address: str, inside: Inside) -> list[int]:
@@ -128,10 +128,10 @@ def free_ports(number: int, address: str, inside: Inside) -> list[int]:
         probes = [socket.socket() for _ in range(number)]
         for probe in probes:
             probe.bind((address, 0))
-        found = [probe.getsockname()[1] for probe in probes]
+        ports = [probe.getsockname()[1] for probe in probes]
         for probe in probes:
             probe.close()
-    return found
+    return ports
 
 
 @dataclass
@@ -320,10 +320,10 @@ class ControlPlane:
         log = self.folder / f"{name}.log"
         self._processes[name] = start_process(command, log, inside=self.inside)
 
-    def _wait_until(self, what: Callable[[], bool], name: str, doing: str) -> None:
+    def _wait_until(self, condition: Callable[[], bool], name: str, doing: str) -> None:
         def done() -> bool:
             assert self._processes[name].poll() is None, f"{name} has ended:\n{self.log(name)[-3000:]}"
-            return what()
+            return condition()
 
         wait_for(done, _START_S, f"{name}: {doing}")
 

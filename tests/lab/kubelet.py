@@ -101,17 +101,17 @@ class Kubelet(Agent):
 
     def pods(self) -> list[Pod]:
         """Those that run here now."""
-        taken = list(self._taken.values())
-        return [one.pod for one in taken if one.pod is not None and one.pod.poll() is None]
+        pods_taken = list(self._taken.values())
+        return [one.pod for one in pods_taken if one.pod is not None and one.pod.poll() is None]
 
     def turn(self) -> None:
-        found = {
+        pods_by_uid = {
             pod["metadata"]["uid"]: pod
             for pod in self._api.items("/api/v1/pods", fieldSelector=f"spec.nodeName={self.node.name}")
         }
-        for uid in [uid for uid in self._taken if uid not in found]:
+        for uid in [uid for uid in self._taken if uid not in pods_by_uid]:
             self._kill(self._taken.pop(uid))  # deleted without grace: it has simply vanished
-        for uid, pod in found.items():
+        for uid, pod in pods_by_uid.items():
             if pod["metadata"].get("deletionTimestamp"):
                 self._terminate(pod, self._taken.setdefault(uid, _Running()))
             elif pod["status"].get("phase") in _ENDED:
@@ -156,63 +156,69 @@ class Kubelet(Agent):
 
     # -- one pod ---------------------------------------------------------------------------------------
 
-    def _look_after(self, pod: Json, taken: _Running) -> None:
-        if taken.pod is None:
-            if time.monotonic() - taken.looked_at < _BACK_OFF_S:
+    def _look_after(self, pod: Json, running_pod: _Running) -> None:
+        if running_pod.pod is None:
+            if time.monotonic() - running_pod.looked_at < _BACK_OFF_S:
                 return
-            taken.looked_at = time.monotonic()
+            running_pod.looked_at = time.monotonic()
             try:
-                self._start(pod, taken)
+                self._start(pod, running_pod)
             except NotStartable as reason:
-                self._wait(pod, taken, reason)
+                self._wait(pod, running_pod, reason)
                 return
-        self._report(pod, taken, self._status(pod, taken))
+        self._report(pod, running_pod, self._status(pod, running_pod))
 
-    def _start(self, pod: Json, taken: _Running) -> None:
+    def _start(self, pod: Json, running_pod: _Running) -> None:
         image = pod["spec"]["containers"][0]["image"]
         if image not in self.images:
-            if taken.reported:
+            if running_pod.reported:
                 raise NotStartable("ImagePullBackOff", f'Back-off pulling image "{image}"')
             raise NotStartable("ErrImagePull", f'failed to resolve reference "{image}": not found')
         pod["status"]["hostIP"] = self._hub.address
         host, _, port = self._api.url.removeprefix("https://").partition(":")
         service = {"KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": port}
         spec = pod_spec(pod, self._api, {**self.images[image], **service})
-        taken.pod = self._hub.start(spec)
-        taken.began, taken.started_at = time.monotonic(), _now()
-        self.say(f"started {spec.name} in {taken.pod.folder}")
+        running_pod.pod = self._hub.start(spec)
+        running_pod.began, running_pod.started_at = time.monotonic(), _now()
+        self.say(f"started {spec.name} in {running_pod.pod.folder}")
 
-    def _status(self, pod: Json, taken: _Running) -> Json:
-        assert taken.pod is not None
+    def _status(self, pod: Json, running_pod: _Running) -> Json:
+        assert running_pod.pod is not None
         limit = pod["spec"].get("activeDeadlineSeconds")
-        ended = taken.pod.poll()
-        if ended is None and limit is not None and time.monotonic() - taken.began > limit:
-            self._kill(taken)
+        ended = running_pod.pod.poll()
+        if ended is None and limit is not None and time.monotonic() - running_pod.began > limit:
+            self._kill(running_pod)
             text = "Pod was active on the node longer than the specified deadline"
             return {"phase": "Failed", "reason": "DeadlineExceeded", "message": text}
-        common = {"podIP": taken.pod.ip, "podIPs": [{"ip": taken.pod.ip}], "hostIP": self._hub.address}
-        common["startTime"] = taken.started_at
+        common = {
+            "podIP": running_pod.pod.ip,
+            "podIPs": [{"ip": running_pod.pod.ip}],
+            "hostIP": self._hub.address,
+        }
+        common["startTime"] = running_pod.started_at
         if ended is None:
-            state: Json = {"running": {"startedAt": taken.started_at}}
+            state: Json = {"running": {"startedAt": running_pod.started_at}}
             return {**common, "phase": "Running", **_container(pod, state, ready=True)}
         terminated: Json = {"exitCode": ended.code, "reason": ended.reason}
-        terminated |= {"startedAt": taken.started_at, "finishedAt": _now()}
+        terminated |= {"startedAt": running_pod.started_at, "finishedAt": _now()}
         if ended.code and "FallbackToLogsOnError" in str(pod["spec"]["containers"][0]):
-            terminated["message"] = taken.pod.log.read_bytes()[-_MESSAGE_BYTES:].decode(errors="replace")
+            terminated["message"] = running_pod.pod.log.read_bytes()[-_MESSAGE_BYTES:].decode(
+                errors="replace"
+            )
         phase = "Failed" if ended.code else "Succeeded"
         return {**common, "phase": phase, **_container(pod, {"terminated": terminated}, ready=False)}
 
-    def _wait(self, pod: Json, taken: _Running, reason: NotStartable) -> None:
+    def _wait(self, pod: Json, running_pod: _Running, reason: NotStartable) -> None:
         waiting = {"waiting": {"reason": reason.reason, "message": reason.message}}
         status = {"phase": "Pending", "hostIP": self._hub.address, **_container(pod, waiting, ready=False)}
-        if status != taken.reported:
+        if status != running_pod.reported:
             self._event(pod, "Failed", reason.message)
-        self._report(pod, taken, status)
+        self._report(pod, running_pod, status)
 
-    def _report(self, pod: Json, taken: _Running, status: Json) -> None:
-        if status != taken.reported:
+    def _report(self, pod: Json, running_pod: _Running, status: Json) -> None:
+        if status != running_pod.reported:
             self._api.patch(f"{_path(pod)}/status", {"status": status}, "strategic-merge")
-            taken.reported = status
+            running_pod.reported = status
 
     def _event(self, pod: Json, reason: str, message: str) -> None:
         names = {key: pod["metadata"][key] for key in ("name", "namespace", "uid")}
@@ -230,28 +236,28 @@ class Kubelet(Agent):
             },
         )
 
-    def _terminate(self, pod: Json, taken: _Running) -> None:
+    def _terminate(self, pod: Json, running_pod: _Running) -> None:
         """A deleted pod: its hook, its grace, its end. SIGTERM means nothing to a shell as process 1."""
-        if taken.pod is not None and taken.pod.poll() is None:
+        if running_pod.pod is not None and running_pod.pod.poll() is None:
             grace_s = pod["metadata"].get("deletionGracePeriodSeconds") or 0
-            if grace_s and not taken.told_at:
-                taken.told_at = time.monotonic()
+            if grace_s and not running_pod.told_at:
+                running_pod.told_at = time.monotonic()
                 hook = pod["spec"]["containers"][0].get("lifecycle", {}).get("preStop", {})
-                taken.pod.run(hook.get("exec", {}).get("command", ()))
-            if time.monotonic() - taken.told_at < grace_s:
+                running_pod.pod.run(hook.get("exec", {}).get("command", ()))
+            if time.monotonic() - running_pod.told_at < grace_s:
                 return
-            self._kill(taken)
-        if taken.pod is not None:
-            self._report(pod, taken, self._status(pod, taken))
+            self._kill(running_pod)
+        if running_pod.pod is not None:
+            self._report(pod, running_pod, self._status(pod, running_pod))
         self._api.delete(_path(pod), gracePeriodSeconds=0)
 
-    def _kill(self, taken: _Running) -> None:
-        if taken.pod is not None and taken.pod.poll() is None:
-            taken.pod.kill()
+    def _kill(self, running_pod: _Running) -> None:
+        if running_pod.pod is not None and running_pod.pod.poll() is None:
+            running_pod.pod.kill()
 
     def _kill_all(self) -> None:
-        for taken in self._taken.values():
-            self._kill(taken)
+        for running_pod in self._taken.values():
+            self._kill(running_pod)
 
 
 def register(api: Api, node: Node, address: str) -> None:

@@ -25,7 +25,7 @@ Mechanism = Literal["cgroup v1", "cgroup v2", "watched"]
 
 def _mounts() -> list[tuple[str, str, str]]:
     lines = Path("/proc/mounts").read_text().splitlines()
-    return [(words[1], words[2], words[3]) for words in map(str.split, lines)]
+    return [(columns[1], columns[2], columns[3]) for columns in map(str.split, lines)]
 
 
 def _own_path(controller: str) -> str:
@@ -38,14 +38,14 @@ def _own_path(controller: str) -> str:
 
 def _make(parent: Path) -> Path | None:
     """A control group below ``parent`` that can limit memory; None where there can be none."""
-    made = parent / f"lab-{secrets.token_hex(4)}"
+    group = parent / f"lab-{secrets.token_hex(4)}"
     try:
-        made.mkdir()
+        group.mkdir()
     except OSError:
         return None
-    if any((made / name).exists() for name in ("memory.limit_in_bytes", "memory.max")):
-        return made
-    made.rmdir()
+    if any((group / name).exists() for name in ("memory.limit_in_bytes", "memory.max")):
+        return group
+    group.rmdir()
     return None
 
 

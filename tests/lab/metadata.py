@@ -127,21 +127,21 @@ class MetadataService:
 
     def _artifacts_of(self, task: str, attempt: int | None = None) -> list[Record]:
         """Of one attempt; None: of the last that has any."""
-        found = self.artifacts.get(task, [])
+        values = self.artifacts.get(task, [])
         if attempt is None:
-            attempt = max((artifact["attempt_id"] for artifact in found), default=0)
-        return [artifact for artifact in found if artifact["attempt_id"] == attempt]
+            attempt = max((artifact["attempt_id"] for artifact in values), default=0)
+        return [artifact for artifact in values if artifact["attempt_id"] == attempt]
 
     def _filtered(self, step: str, query: dict[str, list[str]]) -> list[str]:
         """Path specs of a step's tasks with some metadata of that name and value."""
         name, pattern = query.get("metadata_field_name", [None])[0], query.get("pattern", [".*"])[0]
-        found = []
+        filtered = []
         for path in self._children(f"{step}/tasks"):
             for record in self.metadata.get(path, [{"field_name": None, "value": ""}]):
                 if name in (None, record["field_name"]) and re.search(pattern, str(record["value"])):
-                    found.append("/".join(path.split("/")[1::2]))
+                    filtered.append("/".join(path.split("/")[1::2]))
                     break
-        return found
+        return filtered
 
 
 def _handler(service: MetadataService) -> type[BaseHTTPRequestHandler]:

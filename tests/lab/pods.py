@@ -93,20 +93,20 @@ def _setns(descriptor: int) -> None:
 
 def _new_namespace() -> int:
     """A file descriptor of a new network namespace, which lives as long as that, or a process in it."""
-    made: list[int | OSError] = []
+    namespaces_made: list[int | OSError] = []
 
     def make() -> None:  # in a thread, because that changes the namespace of the thread that does it
         if _LIBC.unshare(_CLONE_NEWNET):
-            made.append(OSError(ctypes.get_errno(), "unshare"))
+            namespaces_made.append(OSError(ctypes.get_errno(), "unshare"))
         else:
-            made.append(os.open("/proc/thread-self/ns/net", os.O_RDONLY))
+            namespaces_made.append(os.open("/proc/thread-self/ns/net", os.O_RDONLY))
 
     thread = threading.Thread(target=make)
     thread.start()
     thread.join()
-    if isinstance(made[0], OSError):
-        raise made[0]
-    return made[0]
+    if isinstance(namespaces_made[0], OSError):
+        raise namespaces_made[0]
+    return namespaces_made[0]
 
 
 def _path(descriptor: int) -> str:
@@ -151,23 +151,23 @@ class Pod:
 
     def _script(self) -> Path:
         """What is done in the new namespaces before the command starts."""
-        spec, own = self.spec, self.folder
-        tmp = own / "tmp"
+        spec, pod_paths = self.spec, self.folder
+        tmp = pod_paths / "tmp"
         (tmp / "home").mkdir(parents=True)
         mounts = [
             ["mount", "-t", "proc", "proc", "/proc"],
             ["mount", "--bind", "/", "/"],
             ["mount", "-o", "remount,bind,ro", "/"],
         ]
-        mounts += [["mount", "--bind", str(own.parent / name), f"/etc/{name}"] for name in Hub.ETC]
+        mounts += [["mount", "--bind", str(pod_paths.parent / name), f"/etc/{name}"] for name in Hub.ETC]
         for path in (PYTHON, CODE_CACHE):
             name = Path(path).name
             (tmp / name).mkdir()
-            mounts.append(["mount", "--bind", str(own.parent / name), str(tmp / name)])
+            mounts.append(["mount", "--bind", str(pod_paths.parent / name), str(tmp / name)])
         for folder in folders_below_tmp():
-            kept = tmp / folder.relative_to("/tmp")
-            kept.mkdir(parents=True, exist_ok=True)
-            mounts.append(["mount", "--bind", str(folder), str(kept)])
+            copied_path = tmp / folder.relative_to("/tmp")
+            copied_path.mkdir(parents=True, exist_ok=True)
+            mounts.append(["mount", "--bind", str(folder), str(copied_path)])
         mounts.append(["mount", "--rbind", str(tmp), "/tmp"])
         mounts += [["mount", "-o", "remount,bind,rw", path] for path in ("/tmp", CODE_CACHE)]
         sizes = {"/dev/shm": spec.shm_bytes or 64 * 2**20, **spec.empty_dirs}
@@ -184,7 +184,7 @@ class Pod:
         variables = {**IMAGE_ENVIRONMENT, "HOSTNAME": spec.hostname, **spec.environment}
         start = ["env", "-i", *(f"{name}={value}" for name, value in variables.items()), *spec.command]
         lines = [shlex.join(each) for each in (*mounts, ["hostname", spec.hostname], ["cd", HOME])]
-        script = own / "start.sh"
+        script = pod_paths / "start.sh"
         script.touch(mode=0o600)  # it holds the environment
         script.write_text("\n".join([*lines, f"exec {shlex.join(start)}", ""]))
         return script
@@ -246,11 +246,11 @@ class Pod:
         code = 128 - code if code < 0 else code
         reason: Literal["OOMKilled", "Error", "Completed"] = "Error" if code else "Completed"
         ended = Exit(code=137, reason="OOMKilled") if out_of_memory else Exit(code=code, reason=reason)
-        left = self.pids()
+        leftover = self.pids()
         self._release(self._name)
         os.close(self._namespace)  # its network goes with it
         with self._lock:
-            self._left, self._exit = left, ended
+            self._left, self._exit = leftover, ended
 
 
 def folders_below_tmp() -> list[Path]:
@@ -320,12 +320,12 @@ class Hub:
             (self.folder / name).write_text(content)  # no name server: an unknown name is so at once
         python = self.folder / "python"
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(python)], check=True)
-        (own,) = (python / "lib").glob("python*/site-packages")
+        (site_packages,) = (python / "lib").glob("python*/site-packages")
         # Folders named by a .pth file are not searched for more of them: an editable install isn't found.
-        (own / "image.pth").write_text(sysconfig.get_path("purelib") + "\n")
-        small_engine.install(own)  # for runs that ask for it
-        code_cache.install(own, home=HOME, cache=CODE_CACHE)
-        log_uploads.install(own)
+        (site_packages / "image.pth").write_text(sysconfig.get_path("purelib") + "\n")
+        small_engine.install(site_packages)  # for runs that ask for it
+        code_cache.install(site_packages, home=HOME, cache=CODE_CACHE)
+        log_uploads.install(site_packages)
         (self.folder / Path(CODE_CACHE).name).mkdir()
         self._write_hosts()
 
@@ -335,10 +335,10 @@ class Hub:
             file.write("\n".join(lines) + "\n")
             file.truncate()
 
-    def _guard(self, *words: str) -> None:
+    def _guard(self, *arguments: str) -> None:
         assert self._guardian.stdin is not None
         with self._lock, contextlib.suppress(ValueError):  # closed: it is at work already
-            self._guardian.stdin.write(" ".join(words) + "\n")
+            self._guardian.stdin.write(" ".join(arguments) + "\n")
             self._guardian.stdin.flush()
 
     def _ip(self, *arguments: str, inside: int | None = None) -> None:
@@ -383,11 +383,11 @@ class Hub:
         }
 
     def popen(
-        self, arguments: Sequence[str], env: Mapping[str, str] | None = None, **more: Any
+        self, arguments: Sequence[str], env: Mapping[str, str] | None = None, **overrides: Any
     ) -> subprocess.Popen[Any]:
         """Start a process inside; killed when the hub is closed. ``more``: as for subprocess.Popen."""
         command = ["nsenter", f"--net={_path(self._namespace)}", *arguments]
-        return subprocess.Popen(command, env=dict(self.environment if env is None else env), **more)
+        return subprocess.Popen(command, env=dict(self.environment if env is None else env), **overrides)
 
     def run(
         self,

@@ -20,6 +20,6 @@ def slurm() -> Iterator[lab.Lab]:
         pytest.skip(why)
     with (
         tempfile.TemporaryDirectory(prefix="slurm-") as folder,
-        contextlib.closing(lab.Lab(Path(folder) / "lab")) as made,
+        contextlib.closing(lab.Lab(Path(folder) / "lab")) as slurm_lab,
     ):
-        yield made
+        yield slurm_lab

@@ -114,10 +114,10 @@ class Lab:
             os.kill(pid, signal.SIGKILL)
         self._daemons.pop(f"slurmd-{node}").wait(timeout=10)
 
-    def command(self, *words: str, check: bool = True, **environment: str) -> str:
+    def command(self, *arguments: str, check: bool = True, **environment: str) -> str:
         """What a command prints on the host that users are on."""
         done = subprocess.run(
-            self._on(0, words),
+            self._on(0, arguments),
             env=self._environment | environment,
             cwd=self.folder,
             capture_output=True,
@@ -126,13 +126,13 @@ class Lab:
             check=False,
         )
         if check and done.returncode:
-            raise RuntimeError(f"{' '.join(words)}: {done.stderr.strip()}")
+            raise RuntimeError(f"{' '.join(arguments)}: {done.stderr.strip()}")
         return done.stdout
 
-    def submit(self, *words: str, **environment: str) -> int:
+    def submit(self, *arguments: str, **environment: str) -> int:
         """``sbatch WORDS``; returns the job's number. Its output goes to ``job-NUMBER.txt`` in the folder."""
         output = f"--output={self.folder}/job-%j.txt"
-        return int(self.command("sbatch", "--parsable", output, *words, check=True, **environment))
+        return int(self.command("sbatch", "--parsable", output, *arguments, check=True, **environment))
 
     def job(self, number: int) -> dict[str, str]:
         """What Slurm knows of a job."""
@@ -157,13 +157,13 @@ class Lab:
         return ended["JobState"], int(ended["ExitCode"].partition(":")[0])
 
     def wait_until(
-        self, true: Callable[[], bool], limit_s: float, what: str, more: Callable[[], str] = str
+        self, true: Callable[[], bool], limit_s: float, log_name: str, progress: Callable[[], str] = str
     ) -> None:
         """Wait until something holds; TimeoutError with the daemons' logs where it does not."""
         deadline = time.monotonic() + limit_s
         while not true():
             if time.monotonic() > deadline:
-                raise TimeoutError(f"{limit_s:g} s, and not: {what}\n{more()}\n{self._logs()}")
+                raise TimeoutError(f"{limit_s:g} s, and not: {log_name}\n{progress()}\n{self._logs()}")
             time.sleep(0.2)
 
     def states(self) -> set[str]:
@@ -184,14 +184,14 @@ class Lab:
             process.wait()
         self._bed.close()
 
-    def _on(self, host: int, words: Sequence[str]) -> list[str]:
+    def _on(self, host: int, arguments: Sequence[str]) -> list[str]:
         prefix = ["ip", "netns", "exec", self._bed.name(host), "unshare", "--uts"]
-        return [*prefix, "sh", "-c", f'hostname h{host} && exec "$@"', "sh", *words]
+        return [*prefix, "sh", "-c", f'hostname h{host} && exec "$@"', "sh", *arguments]
 
-    def _start(self, name: str, host: int, *words: str) -> None:
+    def _start(self, name: str, host: int, *arguments: str) -> None:
         with (self.folder / f"{name}.txt").open("ab") as log:
             self._daemons[name] = subprocess.Popen(
-                ["setpriv", "--pdeathsig", "KILL", *self._on(host, words)],
+                ["setpriv", "--pdeathsig", "KILL", *self._on(host, arguments)],
                 env=self._environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -72,8 +72,8 @@ def test_the_settings_of_a_case_have_its_switches_and_no_evaluation() -> None:
 
 def test_the_only_option_matches_words_of_a_name_in_any_order() -> None:
     every = cases.in_order(ON_CPU, ALONE)
-    found = cases.chosen(every, "packed lora off")
-    assert {case.name for case in found} == {
+    chosen = cases.chosen(every, "packed lora off")
+    assert {case.name for case in chosen} == {
         f"tiny-llama lora {engine}, packed, expandable segments off" for engine in cases.ENGINES
     }
     with pytest.raises(UserError, match="--only lora megatron: no case has all these words"):

@@ -58,8 +58,8 @@ def test_a_case_without_remaining_time_is_skipped_and_named(tmp_path: Path) -> N
 
 def test_the_needed_memory_is_unknown_without_an_nvml_peak() -> None:
     outcome = Outcome(ended="ran", reserved_bytes=900, device_bytes=20)
-    found = Found(runs_bytes=800, fails_bytes=790, trials=3, finished=True)
-    measured = Measured(case=FULL, outcome=outcome, found=found)
+    interval = Found(runs_bytes=800, fails_bytes=790, trials=3, finished=True)
+    measured = Measured(case=FULL, outcome=outcome, found=interval)
     assert measured.device_missed
     assert (measured.device_bytes, measured.outside_bytes, measured.needed_bytes) == (None, None, None)
 

@@ -32,9 +32,9 @@ def scores() -> dict[str, dict[str, float]]:
 
 @pytest.mark.parametrize("how", ["in_sample", "held_out_by_source"])
 def test_errors_of_half_of_the_precise_rows_are_within_5_percent_and_of_19_in_20_within_20(how: str) -> None:
-    found = scores()[how]
-    assert found["median_abs_error"] <= 0.05
-    assert found["p95_abs_error"] <= 0.2
+    score = scores()[how]
+    assert score["median_abs_error"] <= 0.05
+    assert score["p95_abs_error"] <= 0.2
 
 
 def test_the_range_covers_19_of_20_rows_of_held_out_sources() -> None:

@@ -43,8 +43,8 @@ def past(*values: float, setting: Setting = HERE, verdict: Any = "PASS", start: 
 
 
 def verdict(records: list[Record], value: float, setting: Setting = HERE) -> str | None:
-    found = compare_with_past(records, setting, "all_reduce", SIZE, value)
-    return None if found is None else found.verdict
+    verdict_of_past = compare_with_past(records, setting, "all_reduce", SIZE, value)
+    return None if verdict_of_past is None else verdict_of_past.verdict
 
 
 def test_a_slower_barrier_fails_against_its_baseline() -> None:

@@ -84,18 +84,18 @@ def sweep(alpha: float, beta: float, largest: int) -> list[tuple[int, float]]:
 
 
 def test_latency_and_rate_are_fitted_despite_a_bend_in_the_middle_of_the_curve() -> None:
-    found = fit(sweep(69e-6, 478.0, 16 * 2**30))
-    assert found.alpha_s == pytest.approx(69e-6, rel=0.01)
-    assert found.beta_gbytes_per_s == pytest.approx(478.0, rel=0.01)
-    assert found.beta_from_bytes >= 64 * MIB
-    assert found.half_bytes == pytest.approx(69e-6 * 478e9, rel=0.02)
-    assert found.seconds(2**30) == pytest.approx(69e-6 + 2**30 / 478e9, rel=0.02)
+    fitted = fit(sweep(69e-6, 478.0, 16 * 2**30))
+    assert fitted.alpha_s == pytest.approx(69e-6, rel=0.01)
+    assert fitted.beta_gbytes_per_s == pytest.approx(478.0, rel=0.01)
+    assert fitted.beta_from_bytes >= 64 * MIB
+    assert fitted.half_bytes == pytest.approx(69e-6 * 478e9, rel=0.02)
+    assert fitted.seconds(2**30) == pytest.approx(69e-6 + 2**30 / 478e9, rel=0.02)
 
 
 def test_a_sweep_that_ends_early_takes_its_rate_from_the_largest_decade_of_sizes() -> None:
-    found = fit([(1 << power, 1e-4 + (1 << power) / 1e9) for power in range(3, 21)])
-    assert found.beta_gbytes_per_s == pytest.approx(1.0)
-    assert found.beta_from_bytes == 131_072  # 2^17: the smallest size within a tenth of 2^20
+    fitted = fit([(1 << power, 1e-4 + (1 << power) / 1e9) for power in range(3, 21)])
+    assert fitted.beta_gbytes_per_s == pytest.approx(1.0)
+    assert fitted.beta_from_bytes == 131_072  # 2^17: the smallest size within a tenth of 2^20
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_a_sweep_that_ends_early_takes_its_rate_from_the_largest_decade_of_sizes
     ids=["nothing", "small only", "one large", "larger is faster"],
 )
 def test_a_fit_of_too_few_points_is_unknown(points: list[tuple[int, float]]) -> None:
-    found = fit(points)
-    assert found.beta_gbytes_per_s is None
-    assert found.half_bytes is None
-    assert found.seconds(1) is None
+    fitted = fit(points)
+    assert fitted.beta_gbytes_per_s is None
+    assert fitted.half_bytes is None
+    assert fitted.seconds(1) is None

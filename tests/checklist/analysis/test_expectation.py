@@ -87,10 +87,10 @@ def test_no_healthy_measurement_exceeds_the_upper_bound(scored: list[busbw.Score
 @pytest.mark.parametrize("op", [*JUDGED, PAIR])
 def test_the_expected_range_grows_with_the_message_and_stays_below_the_bound(op: str) -> None:
     ranges = [expect(H100S, op, size) for size in (GIB // 8, GIB, 8 * GIB)]
-    known = [one for one in ranges if one is not None]
-    assert len(known) == 3
-    assert [one.low for one in known] == sorted(one.low for one in known)
-    for one in known:
+    known_ranges = [one for one in ranges if one is not None]
+    assert len(known_ranges) == 3
+    assert [one.low for one in known_ranges] == sorted(one.low for one in known_ranges)
+    for one in known_ranges:
         assert one.fail_below <= one.low < one.typical < one.most
 
 
@@ -103,8 +103,8 @@ def test_the_expectation_names_ports_and_rates() -> None:
 
 def test_at_most_one_infiniband_port_per_gpu_is_counted() -> None:
     """A DGX has ports for storage at the same rate."""
-    more = dataclasses.replace(H100S, ports=12)
-    assert more.network_gbytes_per_s == H100S.network_gbytes_per_s == 400
+    twelve_ports = dataclasses.replace(H100S, ports=12)
+    assert twelve_ports.network_gbytes_per_s == H100S.network_gbytes_per_s == 400
     assert dataclasses.replace(H100S, gpus=4).network_gbytes_per_s == 200
     assert dataclasses.replace(H100S, fabric="efa2", ports=32, port_gbps=100).network_gbytes_per_s == 400
 

@@ -52,13 +52,13 @@ def records(*values: float) -> list[Record]:
 
 
 @pytest.mark.parametrize(
-    ("segments", "again", "is_lost"),
+    ("segments", "repetitions", "is_lost"),
     [(5_000, 10, True), (5_000, 9, False), (100, 5, True), (100, 4, False)],
 )
 def test_packet_loss_needs_a_minimum_rate_and_five_retransmitted_segments(
-    segments: int, again: int, is_lost: bool
+    segments: int, repetitions: int, is_lost: bool
 ) -> None:
-    assert bool(packet_loss.find([pair(segments=segments, retransmitted=again)])) == is_lost
+    assert bool(packet_loss.find([pair(segments=segments, retransmitted=repetitions)])) == is_lost
 
 
 def test_without_socket_counters_messages_below_half_the_best_rate_count_as_slow() -> None:
@@ -133,16 +133,16 @@ def test_the_best_measurement_of_a_pair_keeps_its_first_round() -> None:
 
 
 def test_pairs_that_failed_in_the_round_of_a_lost_node_are_ignored() -> None:
-    kept = [pair(0, 1, None, 2, error="reset"), pair(1, 3, 5.0, 1), pair(0, 2, 5.0, 1)]
+    kept_pairs = [pair(0, 1, None, 2, error="reset"), pair(1, 3, 5.0, 1), pair(0, 2, 5.0, 1)]
     lost = [pair(0, 3, None, 1, error="lost"), pair(1, 2, None, 1, error="reset")]
-    assert without_lost([*kept, *lost], [3]) == tuple(kept)
+    assert without_lost([*kept_pairs, *lost], [3]) == tuple(kept_pairs)
 
 
 def test_a_suspect_node_is_measured_again_before_a_slower_link() -> None:
     cluster = Cluster(nodes=8, transmit={1: 0.5}, receive={1: 0.5}, links={(3, 4): 0.1, (4, 3): 0.1})
-    again = diagnose(cluster.first_pass(), 8).again
-    assert len(again) <= MAX_RERUNS
-    assert next(n for n, ends in enumerate(again) if 1 in ends) < again.index((3, 4))
+    second_pass = diagnose(cluster.first_pass(), 8).again
+    assert len(second_pass) <= MAX_RERUNS
+    assert next(n for n, ends in enumerate(second_pass) if 1 in ends) < second_pass.index((3, 4))
 
 
 def test_a_class_of_paths_names_its_node_kinds_in_both_directions() -> None:
@@ -178,8 +178,8 @@ def test_exactly_five_and_ten_percent_below_the_baseline_are_within_the_limits(
 
 def test_a_baseline_needs_three_runs_and_keeps_the_first_ten() -> None:
     assert compare_with_past(records(*[100.0] * (LEAST - 1)), SETTING, "x", None, 1.0) is None
-    found = baseline(records(*[100.0 + n for n in range(MAX_RUNS)], 50.0))
-    assert found.values == tuple(100.0 + n for n in range(MAX_RUNS))
+    level_found = baseline(records(*[100.0 + n for n in range(MAX_RUNS)], 50.0))
+    assert level_found.values == tuple(100.0 + n for n in range(MAX_RUNS))
 
 
 @pytest.mark.parametrize(
@@ -191,14 +191,17 @@ def test_a_baseline_needs_three_runs_and_keeps_the_first_ten() -> None:
     ],
 )
 def test_a_new_baseline_needs_five_nights_at_the_warning_level(level: tuple[float, ...], moved: bool) -> None:
-    found = baseline(records(*[100.0] * MAX_RUNS, *level))
-    assert (found.median, found.before) == (level[0] if moved else 100.0, 100.0 if moved else None)
+    level_found = baseline(records(*[100.0] * MAX_RUNS, *level))
+    assert (level_found.median, level_found.before) == (
+        level[0] if moved else 100.0,
+        100.0 if moved else None,
+    )
 
 
 @pytest.mark.parametrize(("last", "moved"), [(50.98, True), (51.02, False)])
 def test_a_new_baseline_needs_nights_within_two_percent(last: float, moved: bool) -> None:
-    found = baseline(records(*[100.0] * MAX_RUNS, 50.0, 50.5, 50.5, 50.5, last))
-    assert (found.median == 50.5) == moved
+    level_found = baseline(records(*[100.0] * MAX_RUNS, 50.0, 50.5, 50.5, 50.5, last))
+    assert (level_found.median == 50.5) == moved
 
 
 @pytest.mark.parametrize(("value", "names"), [(95.0, set()), (94.9, {"a"})])
@@ -220,8 +223,8 @@ def test_a_shared_uplink_needs_two_pairs_slow_in_both_repeats_and_healthy_contro
         ]
         return [*alone, *shared, pair(4, 5, control, 20, repeat="control")]
 
-    found = sharing.find(repeated(7.9, 5.9))
-    assert (found.links, found.share) == (tuple(links), pytest.approx(0.69))
+    sharing_found = sharing.find(repeated(7.9, 5.9))
+    assert (sharing_found.links, sharing_found.share) == (tuple(links), pytest.approx(0.69))
     assert sharing.find(repeated(7.9, 8.0)) is None
     assert sharing.find(repeated(7.9, 5.9, control=7.9)) is None
     assert sharing.find([one for one in repeated(7.9, 5.9) if one.round != 11]) is None
@@ -229,17 +232,17 @@ def test_a_shared_uplink_needs_two_pairs_slow_in_both_repeats_and_healthy_contro
 
 def test_the_boundary_sizes_of_a_fit_count_as_small_and_large() -> None:
     points = [(SMALL_BYTES, 1.0), (SMALL_BYTES + 1, 9.0), (LARGE_BYTES - 1, 5.0)]
-    found = fit([*points, (LARGE_BYTES, 2.0), (2 * LARGE_BYTES, 3.0)])
-    assert (found.alpha_s, found.beta_from_bytes) == (1.0, LARGE_BYTES)
-    assert found.beta_gbytes_per_s == pytest.approx(LARGE_BYTES / 1e9)
-    assert found.seconds(LARGE_BYTES) == pytest.approx(2.0)
+    fitted = fit([*points, (LARGE_BYTES, 2.0), (2 * LARGE_BYTES, 3.0)])
+    assert (fitted.alpha_s, fitted.beta_from_bytes) == (1.0, LARGE_BYTES)
+    assert fitted.beta_gbytes_per_s == pytest.approx(LARGE_BYTES / 1e9)
+    assert fitted.seconds(LARGE_BYTES) == pytest.approx(2.0)
 
 
 def test_a_measurement_may_reach_its_ceiling_and_a_duration_may_not_be_zero() -> None:
     ceilings = Ceilings(gpus={0: "NVIDIA H100 80GB HBM3"}, lines={0: 50.0, 1: 25.0})
-    most = ceilings.pair(0, 1)
-    assert most.value == 100.0
-    assert [why_impossible(value, "GB/s", most) is None for value in (100.0, 100.1, 0.0, math.nan)] == [
+    ceiling = ceilings.pair(0, 1)
+    assert ceiling.value == 100.0
+    assert [why_impossible(value, "GB/s", ceiling) is None for value in (100.0, 100.1, 0.0, math.nan)] == [
         True,
         False,
         False,

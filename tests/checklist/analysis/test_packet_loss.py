@@ -57,12 +57,12 @@ def test_a_host_that_loses_packets_is_named_with_the_direction(nodes: int) -> No
 
 def test_suspects_are_measured_alone_once_and_loss_that_disappears_is_not_a_failure() -> None:
     lost = into(2, 4)
-    asked = suspects(pairs(4, lost))
-    assert set(asked) <= set(lost)
-    assert len(asked) == 3
-    assert suspects(pairs(4, lost, alone=asked)) == ()
+    first_suspects = suspects(pairs(4, lost))
+    assert set(first_suspects) <= set(lost)
+    assert len(first_suspects) == 3
+    assert suspects(pairs(4, lost, alone=first_suspects)) == ()
 
-    stays = judge(dataclasses.replace(cpu_run(4), pairs=tuple(pairs(4, lost, alone=asked))))
+    stays = judge(dataclasses.replace(cpu_run(4), pairs=tuple(pairs(4, lost, alone=first_suspects))))
     assert [(fault.code, fault.verdict, fault.nodes) for fault in stays.findings] == [
         ("loss-node", "FAIL", ("host-2",))
     ]
@@ -70,7 +70,7 @@ def test_suspects_are_measured_alone_once_and_loss_that_disappears_is_not_a_fail
     assert stays.bad_nodes == ("host-2",)
 
     crowded = pairs(4, lost) + [
-        dataclasses.replace(p, alone=True) for p in pairs(4, {}) if (p.src, p.dst) in asked
+        dataclasses.replace(p, alone=True) for p in pairs(4, {}) if (p.src, p.dst) in first_suspects
     ]
     passes = judge(dataclasses.replace(cpu_run(4), pairs=tuple(crowded)))
     assert [(fault.code, fault.verdict) for fault in passes.findings] == [("loss-intermittent", "WARN")]
@@ -132,9 +132,13 @@ def stalled(run: list[Pair], src: int, dst: int, held_s: float, *, alone: bool =
 
 
 def test_a_delayed_message_is_a_stall_even_with_few_retransmissions() -> None:
-    (found,) = find(stalled(pairs(4, {}), 0, 2, 3.0))
-    assert (found.kind, found.pairs, found.stall_s) == ("link", ((0, 2),), pytest.approx(3.0, rel=0.01))
-    assert found.comes_and_goes
+    (stalled_pair,) = find(stalled(pairs(4, {}), 0, 2, 3.0))
+    assert (stalled_pair.kind, stalled_pair.pairs, stalled_pair.stall_s) == (
+        "link",
+        ((0, 2),),
+        pytest.approx(3.0, rel=0.01),
+    )
+    assert stalled_pair.comes_and_goes
     assert suspects(stalled(pairs(4, {}), 0, 2, 3.0)) == ((0, 2),)
     assert find(stalled(pairs(4, {}), 0, 2, 0.19)) == (), "shorter than TCP's shortest timeout"
 

@@ -34,9 +34,9 @@ def leaves_of(size: int, nodes: int = 8) -> Paths:
 def examine(cluster: Cluster, paths: Paths) -> Diagnosis:
     pairs = cluster.first_pass()
     for _ in range(PASSES + 1):
-        found = diagnose(pairs, cluster.nodes, paths=paths)
-        pairs += cluster.second_pass(found.again)
-    return found
+        diagnosis = diagnose(pairs, cluster.nodes, paths=paths)
+        pairs += cluster.second_pass(diagnosis.again)
+    return diagnosis
 
 
 def racks(src: int, dst: int) -> float:
@@ -63,9 +63,9 @@ CLUSTERS = pytest.mark.parametrize(
 def test_a_healthy_cluster_with_unequal_paths_has_no_faults(
     path: Callable[[int, int], float], paths: Paths
 ) -> None:
-    found = examine(Cluster(nodes=8, path=path), paths)
-    assert (found.faults, found.undecided, found.uneven) == ((), (), ())
-    assert len(found.references) > 1
+    diagnosis = examine(Cluster(nodes=8, path=path), paths)
+    assert (diagnosis.faults, diagnosis.undecided, diagnosis.uneven) == ((), (), ())
+    assert len(diagnosis.references) > 1
 
 
 @CLUSTERS
@@ -75,19 +75,19 @@ def test_a_slow_node_of_either_kind_is_named_in_a_cluster_with_unequal_paths(
     for node in (1, 6):
         best = max(path(node, other) for other in range(8) if other != node and path(node, other) < NVLINK)
 
-        def halved(src: int, dst: int, node: int = node, most: float = best / 2) -> float:
-            return min(path(src, dst), most) if node in (src, dst) else path(src, dst)
+        def halved(src: int, dst: int, node: int = node, limit: float = best / 2) -> float:
+            return min(path(src, dst), limit) if node in (src, dst) else path(src, dst)
 
-        found = examine(Cluster(nodes=8, path=halved), paths)
-        assert {(fault.kind, fault.node) for fault in found.with_status("confirmed")} == {("node", node)}
+        diagnosis = examine(Cluster(nodes=8, path=halved), paths)
+        assert {(fault.kind, fault.node) for fault in diagnosis.with_status("confirmed")} == {("node", node)}
 
 
 @pytest.mark.parametrize("nodes", [6, 8, 16])
 def test_a_few_faster_paths_do_not_make_other_paths_slow(nodes: int) -> None:
     fast = Cluster(nodes=nodes, path=lambda src, dst: NVLINK if {src, dst} == {0, 1} else NIC)
-    found = examine(fast, Paths.uniform(nodes))
-    assert (found.faults, found.undecided) == ((), ())
-    ((one),) = found.uneven
+    diagnosis = examine(fast, Paths.uniform(nodes))
+    assert (diagnosis.faults, diagnosis.undecided) == ((), ())
+    ((one),) = diagnosis.uneven
     assert (one.fast, one.nodes, one.path) == ((0, 1), nodes, "between nodes")
 
 

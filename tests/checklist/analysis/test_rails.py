@@ -20,13 +20,13 @@ def every(
     nodes: int, slow: dict[tuple[int, int], float], *, sends: bool = True, receives: bool = True
 ) -> list[Pair]:
     """All pairs, of which some nodes' rails are slow: (node, rail) to share."""
-    made = []
+    slow_rails_made = []
     for src in range(nodes):
         for dst in range(nodes):
             ends = [src] * sends + [dst] * receives
-            own = {rail: share for (node, rail), share in slow.items() if node in ends}
-            made += [pair(src, dst, own)] if src != dst else []
-    return made
+            own_rails = {rail: share for (node, rail), share in slow.items() if node in ends}
+            slow_rails_made += [pair(src, dst, own_rails)] if src != dst else []
+    return slow_rails_made
 
 
 @pytest.mark.parametrize("nodes", [3, 4, 8])
@@ -47,13 +47,13 @@ def test_a_rail_that_is_slow_on_all_nodes_gives_one_finding() -> None:
 
 
 def test_both_nodes_are_named_if_a_rail_between_two_nodes_is_slow() -> None:
-    (found,) = slow_rails(every(2, {(1, 0): 0.5}))
-    assert (found.nodes, found.rail) == ((0, 1), 0)
+    (rail,) = slow_rails(every(2, {(1, 0): 0.5}))
+    assert (rail.nodes, rail.rail) == ((0, 1), 0)
 
 
 def test_slow_rails_of_several_nodes_are_distinguished() -> None:
-    found = slow_rails(every(6, {(0, 1): 0.5, (4, 1): 0.7, (4, 6): 0.3}))
-    assert {(one.nodes, one.rail) for one in found} == {((0,), 1), ((4,), 1), ((4,), 6)}
+    rails = slow_rails(every(6, {(0, 1): 0.5, (4, 1): 0.7, (4, 6): 0.3}))
+    assert {(one.nodes, one.rail) for one in rails} == {((0,), 1), ((4,), 1), ((4,), 6)}
 
 
 def test_a_node_with_all_rails_slow_or_without_rails_has_no_slow_rail() -> None:

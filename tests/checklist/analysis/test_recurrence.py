@@ -10,20 +10,22 @@ ALL = ("a", "b", "c", "d")
 
 def looks(*nights: tuple[tuple[str, ...], ...]) -> list[Sightings]:
     """One look each night."""
-    return [Sightings(unix=day * DAY, nodes=ALL, seen=seen) for day, seen in enumerate(nights)]
+    return [
+        Sightings(unix=day * DAY, nodes=ALL, seen=observed_nodes) for day, observed_nodes in enumerate(nights)
+    ]
 
 
 def test_a_node_seen_on_three_nights_is_named_with_the_nights() -> None:
-    (again,) = recurring(looks((("a", "b"),), (), (("b", "c"),), (("b",),)))
-    assert again.names == ("b",)
-    assert again.nights == ("1970-01-01", "1970-01-03", "1970-01-04")
-    assert again.words == "on 3 of 4 nights (1970-01-01, 1970-01-03, 1970-01-04)"
-    assert again.enough
+    (recurring_faults,) = recurring(looks((("a", "b"),), (), (("b", "c"),), (("b",),)))
+    assert recurring_faults.names == ("b",)
+    assert recurring_faults.nights == ("1970-01-01", "1970-01-03", "1970-01-04")
+    assert recurring_faults.words == "on 3 of 4 nights (1970-01-01, 1970-01-03, 1970-01-04)"
+    assert recurring_faults.enough
 
 
 def test_two_nodes_always_seen_together_are_reported_as_a_link() -> None:
-    (again,) = recurring(looks((("a", "b"),), (("a", "b"),), (("a", "b"),)))
-    assert again.names == ("a", "b")
+    (recurring_faults,) = recurring(looks((("a", "b"),), (("a", "b"),), (("a", "b"),)))
+    assert recurring_faults.names == ("a", "b")
 
 
 def test_two_nights_or_many_runs_of_one_night_are_not_a_recurrence() -> None:
@@ -39,8 +41,8 @@ def test_two_recurring_faults_are_distinguished() -> None:
 
 
 def test_a_sighting_counts_for_one_fault_only() -> None:
-    again = recurring(looks((("a", "b"),), (("a", "c"),), (("a", "d"),), (("b",),)))
-    assert [one.names for one in again] == [("a",)]
+    recurring_faults = recurring(looks((("a", "b"),), (("a", "c"),), (("a", "d"),), (("b",),)))
+    assert [one.names for one in recurring_faults] == [("a",)]
 
 
 def test_the_frequency_counts_only_nights_that_observed_the_node() -> None:

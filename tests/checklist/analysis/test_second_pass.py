@@ -19,9 +19,9 @@ NIGHTLY = (pytest.mark.slow, pytest.mark.nightly)
 def test_all_slow_nodes_among_a_thousand_are_named_within_the_time_limit(count: int) -> None:
     slow = slow_nodes(1024, count)
     measured = Measured(Cluster(nodes=1024, transmit=slow, receive=slow))
-    found = measured.diagnosed()
-    assert set(found.bad_nodes) == set(slow)
-    assert not found.with_status("suspect")
+    diagnosis = measured.diagnosed()
+    assert set(diagnosis.bad_nodes) == set(slow)
+    assert not diagnosis.with_status("suspect")
     # Half an hour of the phase's hour, at 5.5 s for each round (benchmarks/diagnosis.py)
     assert measured.rounds <= 330
 
@@ -38,10 +38,10 @@ def test_a_suspect_that_was_not_measured_again_is_not_healthy() -> None:
 def test_nodes_behind_a_congested_uplink_are_not_named_as_slow() -> None:
     rack = range(64, 128)
     measured = Measured(Cluster(nodes=256), rack)
-    again = [(a, (a + 128) % 256) for a in rack for _ in (0, 1)]
-    again = list(dict.fromkeys([*again, *((b, a) for a, b in again)]))
-    assert len(again) > MAX_RERUNS
-    assert measure_again(again, 256, measured.alone, measured.group, measured.accept)
+    repetitions = [(a, (a + 128) % 256) for a in rack for _ in (0, 1)]
+    repetitions = list(dict.fromkeys([*repetitions, *((b, a) for a, b in repetitions)]))
+    assert len(repetitions) > MAX_RERUNS
+    assert measure_again(repetitions, 256, measured.alone, measured.group, measured.accept)
     alone: list[Pair] = [pair for pair in measured.pairs if pair.alone]
     assert 0 < len(alone) <= MAX_RERUNS + 1, "the groups don't count, so pairs were measured one at a time"
     assert all((pair.gbytes_per_s or 0) > 23 for pair in alone)

@@ -20,13 +20,13 @@ FREE: Busy = lambda noise: 1 - abs(noise.normal(0, 0.02))  # noqa: E731
 def at_once(couples: Pairs, number: int, busy: Callable[[], float], uplink: float) -> list[Pair]:
     """Both directions of couples of six nodes, three on either side of an uplink of so many pairs' rate."""
     crossing = Counter(a // 3 < b // 3 for a, b in couples)[True]
-    made = []
+    pairs = []
     for way in (0, 1):
         for couple in couples:
             src, dst = couple[::-1] if way else couple
             share = min(1.0, uplink / crossing) if src // 3 != dst // 3 else 1.0
-            made.append(Pair(src=src, dst=dst, round=number + way, gbytes_per_s=24.0 * share * busy()))
-    return made
+            pairs.append(Pair(src=src, dst=dst, round=number + way, gbytes_per_s=24.0 * share * busy()))
+    return pairs
 
 
 def run(uplink: float, busy: Busy = FREE, *, later: float | None = None, seed: int = 0) -> list[Pair]:
@@ -38,24 +38,24 @@ def run(uplink: float, busy: Busy = FREE, *, later: float | None = None, seed: i
     for number, pair in enumerate(tuple(pairs)):
         value = 24.0 * FREE(noise)
         pairs.append(dataclasses.replace(pair, gbytes_per_s=value, round=100 + number, alone=True))
-    found = sharing.repeat(pairs)
-    if found is None:
+    repeat = sharing.repeat(pairs)
+    if repeat is None:
         return pairs
     number = 500
     for _ in range(sharing.REPEATS):
-        for kind, couples in (("control", found.controls), ("shared", found.shared)):
-            again = at_once(couples, number, lambda: busy(noise), later or uplink)
-            pairs += [dataclasses.replace(pair, repeat=kind) for pair in again]  # type: ignore[arg-type]
+        for kind, couples in (("control", repeat.controls), ("shared", repeat.shared)):
+            repetitions = at_once(couples, number, lambda: busy(noise), later or uplink)
+            pairs += [dataclasses.replace(pair, repeat=kind) for pair in repetitions]  # type: ignore[arg-type]
             number += 2
     return pairs
 
 
 @pytest.mark.parametrize("uplink", [1.0, 1.5, 2.0])
 def test_pairs_that_share_an_uplink_are_named_with_the_bandwidth_left_to_each(uplink: float) -> None:
-    found = sharing.find(run(uplink))
-    assert len(found.links) == 6, "three couples, both ways"
-    assert all(src // 3 != dst // 3 for src, dst in found.links)
-    assert found.share == pytest.approx(uplink / 3, rel=0.1)
+    shared = sharing.find(run(uplink))
+    assert len(shared.links) == 6, "three couples, both ways"
+    assert all(src // 3 != dst // 3 for src, dst in shared.links)
+    assert shared.share == pytest.approx(uplink / 3, rel=0.1)
 
 
 def test_a_full_speed_uplink_gives_no_finding_and_no_repetition() -> None:

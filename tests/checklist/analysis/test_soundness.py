@@ -24,16 +24,16 @@ def changed(run: Measurements, field: str, index: int, **changes: Any) -> Measur
     """That run with one of its records changed."""
     items = list(getattr(run, field))
     items[index] = dataclasses.replace(items[index], **changes)
-    kept: Any = {field: tuple(items)}
-    return dataclasses.replace(run, **kept)
+    changed_items: Any = {field: tuple(items)}
+    return dataclasses.replace(run, **changed_items)
 
 
 def reported(run: Measurements) -> list[tuple[str, int | None, int | None]]:
     """Check, node and rank of what cannot be in that run; what is left can be written as JSON."""
-    left = sound(run)
-    json.dumps(to_dict(left), allow_nan=False)
-    assert sound(left) == left
-    return [(one.check, one.node, one.rank) for one in left.unsound]
+    accepted = sound(run)
+    json.dumps(to_dict(accepted), allow_nan=False)
+    assert sound(accepted) == accepted
+    return [(one.check, one.node, one.rank) for one in accepted.unsound]
 
 
 @pytest.mark.parametrize("run", [gpu_run(), gpu_run(33), cpu_run(4), cpu_run(2, local=True)])
@@ -71,8 +71,8 @@ def test_impossible_samples_and_percentiles_are_reported_and_correctness_is_kept
     assert reported(changed(gpu_run(4), "pairs", 0, gbytes_per_s_p95=NAN)) == [("pairs", 0, None)]
     run = changed(gpu_run(), "collectives", 0, seconds_p95=NAN)
     assert reported(run) == [("latency", None, None)]
-    left = sound(run).collectives[0]
-    assert (left.seconds_median, left.busbw_gbytes_per_s, left.correct) == (None, None, True)
+    valid = sound(run).collectives[0]
+    assert (valid.seconds_median, valid.busbw_gbytes_per_s, valid.correct) == (None, None, True)
 
 
 def test_more_retransmitted_than_sent_segments_discard_only_the_loss_measurement() -> None:

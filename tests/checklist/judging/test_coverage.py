@@ -18,13 +18,13 @@ from tests.checklist.runs import cpu_run, gpu_run, verdict_of, with_pairs, with_
 
 def without_ranks(run: Measurements, *ranks: int) -> Measurements:
     """Their matrix products were not measured."""
-    left = tuple(x for x in run.locals if x.what != "gemm_bf16" or x.rank not in ranks)
-    return dataclasses.replace(run, locals=left)
+    remaining = tuple(x for x in run.locals if x.what != "gemm_bf16" or x.rank not in ranks)
+    return dataclasses.replace(run, locals=remaining)
 
 
 def without_pairs(run: Measurements, *links: tuple[int, int]) -> Measurements:
-    left = tuple(p for p in run.pairs if (min(p.src, p.dst), max(p.src, p.dst)) not in links)
-    return dataclasses.replace(run, pairs=left)
+    remaining = tuple(p for p in run.pairs if (min(p.src, p.dst), max(p.src, p.dst)) not in links)
+    return dataclasses.replace(run, pairs=remaining)
 
 
 def only_pair(run: Measurements, a: int, b: int) -> Measurements:
@@ -32,8 +32,8 @@ def only_pair(run: Measurements, a: int, b: int) -> Measurements:
 
 
 def reason(result: Result, check: str) -> str:
-    found = result.check(check)
-    return found.reason
+    check_result = result.check(check)
+    return check_result.reason
 
 
 def open_after(*runs: Result) -> list[tuple[str, tuple[str, ...]]]:
@@ -65,14 +65,20 @@ def test_above_32_nodes_the_scheduled_rounds_suffice_and_unmeasured_pairs_are_li
     assert (first.verdict, verdict_of(first, "pairs")) == ("PASS", "PASS")
     assert reason(first, "pairs").endswith("Measured: 320 of 780 pairs.")
 
-    few = tuple(Pair(src=a, dst=b, round=0, gbytes_per_s=45.0) for a in (0, 1) for b in (2, 3, 4, 5))
-    other = (*few, *(dataclasses.replace(p, src=p.dst, dst=p.src) for p in few), *cpu_run(40).pairs)
+    measured_pairs = tuple(
+        Pair(src=a, dst=b, round=0, gbytes_per_s=45.0) for a in (0, 1) for b in (2, 3, 4, 5)
+    )
+    other = (
+        *measured_pairs,
+        *(dataclasses.replace(p, src=p.dst, dst=p.src) for p in measured_pairs),
+        *cpu_run(40).pairs,
+    )
     past = past_runs.fold([run_of(judge(cpu_run(40, pairs=other))), run_of(first)])
     later = judge(cpu_run(40, started_unix=1_000 + 3 * DAY_S), pairs_seen=past.pairs_seen)
     unseen = len(past.pairs_seen) - 320
     assert unseen > 0
-    words = f"320 of 780 pairs; {unseen} of the others up to 3 days ago, the rest never."
-    assert reason(later, "pairs").endswith(words)
+    expected_reason = f"320 of 780 pairs; {unseen} of the others up to 3 days ago, the rest never."
+    assert reason(later, "pairs").endswith(expected_reason)
 
 
 LINK = Cluster(nodes=6, speed=45, links={(1, 4): 0.3, (4, 1): 0.3})
@@ -123,23 +129,25 @@ def test_a_gpu_is_cleared_by_its_own_pass_or_replacement_and_not_by_other_gpus_o
     (item,) = sick.open_failures()
     assert (item.nodes, item.gpus, item.over_gpus) == (("host-0",), ("GPU-0-3",), 8)
 
-    known = sick.open_failures()
-    without = judge(without_ranks(gpu_run(2), 3), open_failures=known)
+    open_failures = sick.open_failures()
+    without = judge(without_ranks(gpu_run(2), 3), open_failures=open_failures)
     assert (verdict_of(without, "gemm"), without.bad_nodes) == ("PASS", ("host-0",))
     half = gpu_run(2, 4)
-    others = with_gpu(half, 3, "GPU-0-7")
-    assert judge(others, open_failures=known).bad_nodes == ("host-0",), "four of eight, without that one"
-    assert judge(gpu_run(2), open_failures=known).open_failures() == ()
-    assert judge(with_gpu(gpu_run(2), 3, "GPU-new"), open_failures=known).open_failures() == ()
+    other_gpu = with_gpu(half, 3, "GPU-0-7")
+    assert judge(other_gpu, open_failures=open_failures).bad_nodes == ("host-0",), (
+        "four of eight, without that one"
+    )
+    assert judge(gpu_run(2), open_failures=open_failures).open_failures() == ()
+    assert judge(with_gpu(gpu_run(2), 3, "GPU-new"), open_failures=open_failures).open_failures() == ()
 
 
 @pytest.mark.parametrize("check", ["pairs", "gemm"])
 def test_a_pass_with_too_few_measurements_clears_no_failure(check: str) -> None:
     slow_node = with_pairs(gpu_run(4), Cluster(nodes=4, transmit={0: 0.25}, receive={0: 0.25}))
-    known = judge(slow_node if check == "pairs" else slow_gpu()).open_failures()
+    open_failures = judge(slow_node if check == "pairs" else slow_gpu()).open_failures()
     little = gpu_run(4)
     little = only_pair(little, 0, 1) if check == "pairs" else without_ranks(little, *range(8, 32))
-    assert judge(little, open_failures=known).open_failures() == known
+    assert judge(little, open_failures=open_failures).open_failures() == open_failures
 
 
 def test_an_open_failure_stored_by_an_earlier_version_is_read_and_cleared_by_a_pass() -> None:
@@ -155,11 +163,11 @@ def test_a_hang_stays_open_if_another_hang_cut_its_phase_short() -> None:
         stuck = Hang(rank=rank, node=rank // 8, phase="pairs", op="send_recv", sequence=3, waited_s=30)
         return dataclasses.replace(gpu_run(4), hangs=(stuck,))
 
-    known = judge(hang(9)).open_failures()
-    again = judge(hang(17), open_failures=known)
-    assert again.bad_nodes == ("host-2",), "every phase ran to its end with host-1"
+    open_failures = judge(hang(9)).open_failures()
+    repetitions = judge(hang(17), open_failures=open_failures)
+    assert repetitions.bad_nodes == ("host-2",), "every phase ran to its end with host-1"
     cut = dataclasses.replace(hang(17), phases=gpu_run(4).phases[:2])
-    assert judge(cut, open_failures=known).bad_nodes == ("host-1", "host-2")
+    assert judge(cut, open_failures=open_failures).bad_nodes == ("host-1", "host-2")
 
 
 def test_a_hang_is_cleared_by_a_profile_without_the_dcgm_diagnostic() -> None:

@@ -83,8 +83,8 @@ def test_an_outlier_is_beyond_three_and_a_half_deviations() -> None:
     ("value", "verdict"), [(110.0, "PASS"), (109.9, "WARN"), (100.0, "WARN"), (99.9, "FAIL")]
 )
 def test_a_measurement_equal_to_its_minimum_passes(value: float, verdict: str) -> None:
-    found = compare(value, row())
-    assert (found.level, found.basis, found.expected) == (verdict, "floor", 100.0)
+    outcome = compare(value, row())
+    assert (outcome.level, outcome.basis, outcome.expected) == (verdict, "floor", 100.0)
 
 
 @pytest.mark.parametrize(
@@ -107,15 +107,15 @@ def test_the_most_specific_threshold_row_is_used() -> None:
     ]
     order = ["own", "machine", "GPU, ring", "GPU, large", "GPU"]
     for dropped in range(len(order)):
-        left = [each for each in rows if each.source in order[dropped:]]
-        found = Table(tuple(left)).find(key)
-        assert found.source == order[dropped]
-    others = ({"algorithm": "tree"}, {"nodes": Span(low=3)}, {"gpus": Span(low=8)}, {"op": "all_gather"})
-    assert Table(tuple(row(**change) for change in others)).find(key) is None
+        remaining = [each for each in rows if each.source in order[dropped:]]
+        matching_row = Table(tuple(remaining)).find(key)
+        assert matching_row.source == order[dropped]
+    other_rows = ({"algorithm": "tree"}, {"nodes": Span(low=3)}, {"gpus": Span(low=8)}, {"op": "all_gather"})
+    assert Table(tuple(row(**change) for change in other_rows)).find(key) is None
 
 
 @pytest.mark.parametrize(
-    ("changes", "found"),
+    ("changes", "expected"),
     [
         ({"temperature_c": 89.0}, {"hot": "WARN"}),
         ({"temperature_c": 88.9}, {"hotter": "WARN"}),
@@ -125,13 +125,13 @@ def test_the_most_specific_threshold_row_is_used() -> None:
     ],
 )
 def test_a_gpu_under_load_counts_as_throttled_only_beyond_its_limits(
-    changes: dict[str, Any], found: dict[str, str]
+    changes: dict[str, Any], expected: dict[str, str]
 ) -> None:
-    assert codes(with_states(gpu_run(2), [3], "loaded", **changes)) == found
+    assert codes(with_states(gpu_run(2), [3], "loaded", **changes)) == expected
 
 
 @pytest.mark.parametrize(
-    ("minutes", "replays", "found"),
+    ("minutes", "replays", "expected"),
     [
         (0.1, PCIE_REPLAYS_PER_MINUTE, False),
         (0.1, PCIE_REPLAYS_PER_MINUTE + 1, True),
@@ -140,9 +140,9 @@ def test_a_gpu_under_load_counts_as_throttled_only_beyond_its_limits(
     ],
 )
 def test_pcie_replays_are_judged_per_minute_over_at_least_one_minute(
-    minutes: float, replays: int, found: bool
+    minutes: float, replays: int, expected: bool
 ) -> None:
-    assert ("pcie-replays" in codes(with_counted(minutes, pcie_replays=replays))) == found
+    assert ("pcie-replays" in codes(with_counted(minutes, pcie_replays=replays))) == expected
     assert codes(with_health(gpu_run(), 9, pcie_replays=1000)) == {}, "unknown before the load"
 
 
@@ -154,11 +154,11 @@ def test_nvlink_crc_errors_fail_at_100_per_second(errors: dict[str, int], verdic
     assert codes(with_counted(1.0, nvlink_errors=errors)).get("nvlink-errors") == verdict
 
 
-@pytest.mark.parametrize(("again", "found"), [(100, True), (99, False)])
-def test_retransmissions_of_a_node_are_reported_from_one_percent(again: int, found: bool) -> None:
-    counted = Counters(node=0, phase="world", tcp_segments=9_900, tcp_retransmitted=again)
+@pytest.mark.parametrize(("repetitions", "expected"), [(100, True), (99, False)])
+def test_retransmissions_of_a_node_are_reported_from_one_percent(repetitions: int, expected: bool) -> None:
+    counted = Counters(node=0, phase="world", tcp_segments=9_900, tcp_retransmitted=repetitions)
     findings = judge(cpu_run(2, counters=(counted,))).findings
-    assert [(one.code, one.suspects) for one in findings] == [("loss-world", ("host-0",))] * found
+    assert [(one.code, one.suspects) for one in findings] == [("loss-world", ("host-0",))] * expected
 
 
 def test_pairs_without_segments_or_slow_messages_are_no_evidence_of_packet_loss() -> None:
@@ -200,8 +200,8 @@ def test_a_message_of_4_kib_counts_for_latency_and_a_larger_one_for_bandwidth(
 ) -> None:
     one = collective("all_reduce", size, 1e-3, 16, 2)
     result = judge(gpu_run(collectives=(one,)))
-    found = [result.check(name) for name in (check, other)]
-    assert [each is not None and each.measured for each in found] == [True, False]
+    checks = [result.check(name) for name in (check, other)]
+    assert [each is not None and each.measured for each in checks] == [True, False]
     broken = dataclasses.replace(one, seconds_median=-1.0)
     (unsound,) = sound(gpu_run(collectives=(broken,))).unsound
     assert unsound.check == check

@@ -68,8 +68,8 @@ def crafted(case: Case) -> Measurements:
     run = gpu_run(case.nodes, case.gpus)
     ranks = case.nodes * case.gpus
     names = (GPUS[case.gpu],) * case.gpus
-    known = {"efa_devices": 0, "ib_devices": (), **case.facts}
-    run = all_with(run, instance_type=case.machine, gpu_names=names, **known)
+    known_facts = {"efa_devices": 0, "ib_devices": (), **case.facts}
+    run = all_with(run, instance_type=case.machine, gpu_names=names, **known_facts)
     seconds = case.size / 1e9 / case.busbw * bus_factor(case.op, ranks)
     item = collective(case.op, case.size, seconds, ranks, case.nodes)
     assert run.transport is not None

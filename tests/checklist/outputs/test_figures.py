@@ -12,12 +12,12 @@ from tests.checklist.runs import cpu_run, gpu_run
 
 
 @pytest.mark.parametrize(
-    ("value", "unit", "words"),
+    ("value", "unit", "expected"),
     [(66e-6, "s", "66 µs"), (2.5e-3, "s", "2.5 ms"), (1.5, "s", "1.5 s"), (45.26, "GB/s", "45.3 GB/s"),
      (2853.4, "GB/s", "2853 GB/s")],
 )  # fmt: skip
-def test_a_value_is_shown_with_three_digits_and_its_unit(value: float, unit: str, words: str) -> None:
-    assert amount(value, unit) == words
+def test_a_value_is_shown_with_three_digits_and_its_unit(value: float, unit: str, expected: str) -> None:
+    assert amount(value, unit) == expected
 
 
 def test_each_check_shows_the_range_over_its_gpus() -> None:

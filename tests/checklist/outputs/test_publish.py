@@ -33,8 +33,8 @@ def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
         yield served
 
 
-def reported(said: tuple[Report, ...]) -> dict[str, tuple[bool, str]]:
-    return {item.output: (item.failed, " ".join(item.lines)) for item in said}
+def reported(reports: tuple[Report, ...]) -> dict[str, tuple[bool, str]]:
+    return {item.output: (item.failed, " ".join(item.lines)) for item in reports}
 
 
 def test_every_requested_output_gets_the_result(
@@ -52,14 +52,14 @@ def test_every_requested_output_gets_the_result(
         monkeypatch.setenv(URL_VARIABLE, url)
         assert check(outputs) == ()
         assert received == [], "asking whether it is there sends no message"
-        said = publish(sick, outputs)
+        reports = publish(sick, outputs)
 
-    assert not any(item.failed for item in said)
+    assert not any(item.failed for item in reports)
     assert api.marked() == ["host-2"]
     assert received[0]["text"].startswith("Checklist of prod: FAIL.")
     assert 'training_checklist_verdict{cluster="prod"} 2.0' in (tmp_path / "checklist.prom").read_text()
     assert json.loads((tmp_path / "emf.log").read_text())["Cluster"] == "prod"
-    assert SECRET not in repr(said)
+    assert SECRET not in repr(reports)
 
 
 def test_cloudwatch_lines_are_appended_to_a_file_or_written_to_standard_output(
@@ -91,18 +91,18 @@ def test_a_failing_output_is_reported_in_one_line_and_all_others_get_the_result(
         'ClusterRole with verbs ["get", "list", "patch"] on resources ["nodes"], bound to this account.',
         f"The webhook in ${URL_VARIABLE} cannot be reached: no connection (ConnectionRefusedError).",
     )
-    found = reported(publish(sick, outputs))
+    reports = reported(publish(sick, outputs))
 
-    assert {output: failed for output, (failed, _) in found.items()} == {
+    assert {output: failed for output, (failed, _) in reports.items()} == {
         "prometheus": True,
         "cloudwatch": False,
         "nodes": True,
         "webhook": True,
     }
-    assert "taken.prom cannot be written" in found["prometheus"][1]
-    assert "This account may not patch the nodes" in found["nodes"][1]
-    assert "could not be called" in found["webhook"][1]
-    assert SECRET not in repr(found)
+    assert "taken.prom cannot be written" in reports["prometheus"][1]
+    assert "This account may not patch the nodes" in reports["nodes"][1]
+    assert "could not be called" in reports["webhook"][1]
+    assert SECRET not in repr(reports)
 
 
 def test_an_unexpected_exception_of_an_output_is_reported_without_its_message(
@@ -112,8 +112,8 @@ def test_an_unexpected_exception_of_an_output_is_reported_without_its_message(
         raise RuntimeError(SECRET)
 
     monkeypatch.setattr("checklist.outputs.webhook.send", broken)
-    (said,) = publish(sick, Outputs(webhook=True))
-    assert said == Report(output="webhook", failed=True, lines=("Unexpected RuntimeError.",))
+    (report,) = publish(sick, Outputs(webhook=True))
+    assert report == Report(output="webhook", failed=True, lines=("Unexpected RuntimeError.",))
 
 
 @pytest.mark.parametrize(

@@ -37,10 +37,10 @@ def use(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(file))
 
 
-def slow(*nodes: int, run: Measurements | None = None, **known: Any) -> Result:
+def slow(*nodes: int, run: Measurements | None = None, **changes: Any) -> Result:
     share = dict.fromkeys(nodes, 0.25)
     return judge(
-        with_pairs(run or gpu_run(8), Cluster(nodes=8, speed=45, transmit=share, receive=share)), **known
+        with_pairs(run or gpu_run(8), Cluster(nodes=8, speed=45, transmit=share, receive=share)), **changes
     )
 
 
@@ -104,8 +104,8 @@ def test_a_second_failure_is_added_to_the_taint_and_both_must_be_cleared(api: Ap
     broken = judge(dataclasses.replace(with_share(run, 0.7, range(16, 24)), pairs=()))
     assert broken.bad_nodes == ("host-2",)
     publish(broken, apply=True)
-    kept = json.loads(api.nodes["host-2"]["metadata"]["annotations"][KEY])
-    assert {item["check"] for item in kept} == {"pairs", "gemm", "hbm"}
+    taint_value = json.loads(api.nodes["host-2"]["metadata"]["annotations"][KEY])
+    assert {item["check"] for item in taint_value} == {"pairs", "gemm", "hbm"}
     later = dataclasses.replace(run, started_unix=2_000.0)
     publish(judge(dataclasses.replace(later, pairs=())), apply=True)
     assert api.marked() == ["host-2"], "the pairs have not been measured again"
@@ -133,19 +133,19 @@ def test_a_node_of_another_cluster_is_not_tainted(api: Api) -> None:
     assert publish(slow(2), apply=True) == ("host-2 is no node of this cluster: it is not marked.",)
 
 
-@pytest.mark.parametrize(("verb", "said"), [("GET", "list"), ("PATCH", "patch")])
-def test_without_permission_the_missing_rule_is_named(api: Api, verb: str, said: str) -> None:
+@pytest.mark.parametrize(("verb", "expected"), [("GET", "list"), ("PATCH", "patch")])
+def test_without_permission_the_missing_rule_is_named(api: Api, verb: str, expected: str) -> None:
     api.refuse[verb] = 403
     with pytest.raises(UserError) as error:
         publish(slow(2), apply=True)
-    assert error.value.problem == f"This account may not {said} the nodes of the cluster."
+    assert error.value.problem == f"This account may not {expected} the nodes of the cluster."
     assert 'a ClusterRole with verbs ["get", "list", "patch"] on resources ["nodes"]' in error.value.advice
 
 
 def test_other_api_errors_are_reported_in_one_line(api: Api) -> None:
-    for status, said in ((401, "does not accept this login"), (500, "answers with status 500")):
+    for status, message in ((401, "does not accept this login"), (500, "answers with status 500")):
         api.refuse["GET"] = status
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(UserError, match=message):
             publish(slow(2), apply=True)
 
 
@@ -167,12 +167,12 @@ def test_a_node_changed_concurrently_is_read_again_and_tainted(api: Api) -> None
 
 
 def test_a_concurrently_tainted_node_is_not_tainted_again(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    own = taint.Cluster.patch
+    original_patch = taint.Cluster.patch
 
     def late(self: taint.Cluster, change: taint.NodeChange, how: taint.How) -> None:
-        monkeypatch.setattr(taint.Cluster, "patch", own)
+        monkeypatch.setattr(taint.Cluster, "patch", original_patch)
         publish(slow(2), apply=True)  # another run, with the same verdict
-        own(self, change, how)
+        original_patch(self, change, how)
 
     monkeypatch.setattr(taint.Cluster, "patch", late)
     assert publish(slow(2), apply=True) == ()
@@ -187,22 +187,22 @@ def test_other_nodes_are_tainted_if_one_cannot_be(api: Api) -> None:
     assert first == ("host-1: left as it is. Another client changed the node in the meantime. Run it again.")
     assert second.startswith("host-2: marked as unfit (taint).")
     assert api.marked() == ["host-2"]
-    (said,) = publish_to(slow(1, 2), Outputs(mark="taint", apply=True))
-    assert (said.failed, said.lines) == (True, (first,)), "host-2 is marked already"
+    (report,) = publish_to(slow(1, 2), Outputs(mark="taint", apply=True))
+    assert (report.failed, report.lines) == (True, (first,)), "host-2 is marked already"
 
 
 def test_taints_set_before_an_api_error_are_reported(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    own = taint.Cluster.patch
+    original_patch = taint.Cluster.patch
 
     def once(self: taint.Cluster, change: taint.NodeChange, how: taint.How) -> None:
-        own(self, change, how)
+        original_patch(self, change, how)
         api.refuse["PATCH"] = 403
 
     monkeypatch.setattr(taint.Cluster, "patch", once)
-    (said,) = publish_to(slow(1, 2), Outputs(mark="taint", apply=True))
-    assert said.failed
-    assert said.lines[0].startswith("host-1: marked as unfit (taint).")
-    assert said.lines[1].startswith(
+    (report,) = publish_to(slow(1, 2), Outputs(mark="taint", apply=True))
+    assert report.failed
+    assert report.lines[0].startswith("host-1: marked as unfit (taint).")
+    assert report.lines[1].startswith(
         "host-2: left as it is. This account may not patch the nodes of the cluster."
     )
 

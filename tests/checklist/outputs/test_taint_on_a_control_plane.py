@@ -47,8 +47,8 @@ def allow(server: ControlPlane) -> None:
 
 
 def node(server: ControlPlane) -> dict[str, Any]:
-    found: dict[str, Any] = server.api().get("/api/v1/nodes/host-2")
-    return found
+    node_object: dict[str, Any] = server.api().get("/api/v1/nodes/host-2")
+    return node_object
 
 
 def ours(server: ControlPlane) -> list[dict[str, str]]:
@@ -57,12 +57,12 @@ def ours(server: ControlPlane) -> list[dict[str, str]]:
 
 def after_others(server: ControlPlane) -> Callable[..., None]:
     """Cluster.patch, right before which somebody else has changed the node, once."""
-    own, todo = taint.Cluster.patch, ["label"]
+    original_patch, todo = taint.Cluster.patch, ["label"]
 
     def patch(self: taint.Cluster, change: taint.NodeChange, how: taint.How) -> None:
         if todo:
             server.kubectl(todo.pop(), "node", change.node.name, "somebody=else")
-        own(self, change, how)
+        original_patch(self, change, how)
 
     return patch
 
@@ -75,14 +75,14 @@ def test_taints_need_the_infra_role_and_are_set_respected_by_training_and_remove
     assert line.startswith(
         "Nodes could not be marked now. This account may not list the nodes of the cluster."
     )
-    (said,) = publish(SICK, outputs)
-    assert said.failed
-    assert "This account may not list the nodes of the cluster." in said.lines[0]
+    (report,) = publish(SICK, outputs)
+    assert report.failed
+    assert "This account may not list the nodes of the cluster." in report.lines[0]
 
     allow(server)
     wait_for(lambda: check(outputs) == (), 60, "the role counts")
-    (said,) = publish(SICK, outputs)
-    assert not said.failed, said.lines
+    (report,) = publish(SICK, outputs)
+    assert not report.failed, report.lines
     assert ours(server) == [{"key": KEY, "value": "true", "effect": EFFECT}]
     assert "host-2 is slow" in node(server)["metadata"]["annotations"][KEY]
     checked = gate.Checked(run="ChecklistFlow/7", result=SICK, age_s=60)
@@ -92,8 +92,8 @@ def test_taints_need_the_infra_role_and_are_set_respected_by_training_and_remove
     assert ours(server) == []
     with monkeypatch.context() as patched:
         patched.setattr(taint.Cluster, "patch", after_others(server))
-        (said,) = publish(SICK, outputs)
-    assert (said.failed, len(ours(server))) == (False, 1), said.lines
+        (report,) = publish(SICK, outputs)
+    assert (report.failed, len(ours(server))) == (False, 1), report.lines
     assert node(server)["metadata"]["labels"]["somebody"] == "else"
     publish(judge(gpu_run(8, started_unix=2_000.0)), outputs)
     publish(SICK, Outputs(mark="label", apply=True))

@@ -19,8 +19,8 @@ NIGHT = 20_000
 
 @pytest.mark.parametrize("seconds", [math.nan, math.inf, -1.0, 0.0])
 def test_an_impossible_duration_of_a_sender_is_recorded_and_makes_no_pair(seconds: float) -> None:
-    def answer(what: str, rank: int, reported: Mapping[str, Any]) -> Any:
-        if what == "listen":
+    def answer(request_name: str, rank: int, reported: Mapping[str, Any]) -> Any:
+        if request_name == "listen":
             return 4000
         odd = (rank, reported["address"]) == (2, "10.0.0.1")
         return {"seconds": [0.1, seconds] if odd else [0.1] * 5, "bytes": 10**9, "error": None}
@@ -40,17 +40,17 @@ def test_above_32_nodes_a_link_slow_in_screening_is_measured_even_if_no_round_co
     places = next((a, b) for a in range(nodes) for b in range(a + 1, nodes) if (a, b) not in met)
     slow = order[places[0]], order[places[1]]
 
-    def answer(what: str, rank: int, reported: Mapping[str, Any]) -> Any:
-        if what == "listen":
+    def answer(request_name: str, rank: int, reported: Mapping[str, Any]) -> Any:
+        if request_name == "listen":
             return 4000
-        if what == "store":
+        if request_name == "store":
             return 29_000
-        if what == "screen":
-            here = reported["position"]
-            assert (reported["count"], order[here]) == (nodes, rank)
-            there = [{here, (here + d) % nodes} == set(places) for d in range(1, nodes)]
-            back = [{here, (here - d) % nodes} == set(places) for d in range(1, nodes)]
-            return [0.02 if a or b else 0.01 for a, b in zip(there, back, strict=True)]
+        if request_name == "screen":
+            position = reported["position"]
+            assert (reported["count"], order[position]) == (nodes, rank)
+            meets_slow_link = [{position, (position + d) % nodes} == set(places) for d in range(1, nodes)]
+            back = [{position, (position - d) % nodes} == set(places) for d in range(1, nodes)]
+            return [0.02 if a or b else 0.01 for a, b in zip(meets_slow_link, back, strict=True)]
         other = int(reported["address"].split(".")[-1]) - 1
         return {"seconds": [0.2 if {rank, other} == set(slow) else 0.1] * 5, "bytes": 10**9, "error": None}
 
@@ -65,8 +65,8 @@ def test_above_32_nodes_a_link_slow_in_screening_is_measured_even_if_no_round_co
 
 
 def test_over_nccl_the_bandwidth_of_gpus_and_nodes_is_stored() -> None:
-    def answer(what: str, rank: int, reported: Mapping[str, Any]) -> Any:
-        if what in ("listen", "store"):
+    def answer(request_name: str, rank: int, reported: Mapping[str, Any]) -> Any:
+        if request_name in ("listen", "store"):
             return 4000
         slow = 2.0 if rank == 6 else 1.0
         return {"there": [0.1 * slow, 0.2], "back": [0.1, 0.2], "bytes": 10**9}

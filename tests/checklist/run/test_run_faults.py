@@ -50,12 +50,17 @@ def test_a_fault_is_named_within_the_time_limit_and_no_process_remains(
 
 
 def measured(
-    folder: Path, hosts: int, fault: Callable[[Bed], object], *arguments: str, dual: bool = False, **more: Any
+    folder: Path,
+    hosts: int,
+    fault: Callable[[Bed], object],
+    *arguments: str,
+    dual: bool = False,
+    **overrides: Any,
 ) -> Result:
     """The result, once it is sure that every process ended by itself, alike, and left nothing."""
     with bed(hosts, dual=dual) as made:
         fault(made)
-        job = made.run(folder, *arguments, limit_s=LIMIT_S, **more)
+        job = made.run(folder, *arguments, limit_s=LIMIT_S, **overrides)
         codes = [process.returncode for process in job.processes]
         assert job.json.exists(), f"exit {codes}: {job.output()}"
         assert set(codes) == {job.result.exit_code}
@@ -65,8 +70,8 @@ def measured(
 
 def named(result: Result, check: str) -> set[str]:
     """Nodes that findings of a check name, as culprits or as suspects."""
-    found = [finding for finding in result.findings if finding.check == check]
-    return {name for finding in found for name in (*finding.nodes, *finding.suspects)}
+    findings = [finding for finding in result.findings if finding.check == check]
+    return {name for finding in findings for name in (*finding.nodes, *finding.suspects)}
 
 
 @pytest.mark.slow
@@ -107,7 +112,7 @@ def test_a_host_with_a_blocked_address_family_joins_and_the_working_family_is_re
     result = measured(tmp_path, 3, fault, *NETWORK, dual=True, environment=master)
 
     assert len(result.measurements.facts) == 3
-    assert "h2 is not reached over IPv6, but over IPv4." in [found.title for found in result.findings]
+    assert "h2 is not reached over IPv6, but over IPv4." in [finding.title for finding in result.findings]
 
 
 @pytest.mark.slow

@@ -53,7 +53,9 @@ def test_a_checklist_passes_while_unknown_clients_connect(
         ends[node] = run(options, place(node, port, secret))
 
     ports = place(0, port, secret).ports
-    forged = [greets("checklist/job", known, CLAIM, lie) for known in ("", "guessed") for lie in LIES]
+    forged = [
+        greets("checklist/job", known_secret, CLAIM, lie) for known_secret in ("", "guessed") for lie in LIES
+    ]
     with storm(ports[:1], [*common(), *forged]) as tried:
         first = threading.Thread(target=one, args=(0,), daemon=True)
         first.start()
@@ -78,9 +80,9 @@ def test_a_checklist_passes_while_unknown_clients_connect(
 
 def test_a_disconnected_supervisor_is_reported_and_may_rejoin() -> None:
     secret, port = Secret.make(), new_port()
-    here = place(0, port, secret)
-    with contextlib.closing(Hub(here, LIMITS)) as hub:
-        with through(here.ports[0]) as (other, cut):
+    main_place = place(0, port, secret)
+    with contextlib.closing(Hub(main_place, LIMITS)) as hub:
+        with through(main_place.ports[0]) as (other, cut):
             far = of_node(node=1, nodes=2, processes=1, host="127.0.0.1", secret=secret, run="job")
             far = type(far)(**{**_fields(far), "ports": (other,)})
             first = join(far, LIMITS)
@@ -90,10 +92,10 @@ def test_a_disconnected_supervisor_is_reported_and_may_rejoin() -> None:
             assert (event.peer.request.node, "broke" in (event.lost or "")) == (1, True)
             print(f"told after {time.monotonic() - begin:.2f} s")
             first.close()
-        again = join(place(1, port, secret), LIMITS)
+        rejoined = join(place(1, port, secret), LIMITS)
         assert set(hub.peers()) == {1}
         assert hub.refused() == []
-        again.close()
+        rejoined.close()
 
 
 def _fields(rendezvous: Rendezvous) -> dict[str, object]:
@@ -149,10 +151,10 @@ def test_a_job_on_one_host_listens_on_its_loopback_only() -> None:
             sock.connect(("127.0.0.2", alone.ports[0]))
 
 
-def read_process_file(pid: int, name: str, own: bytes) -> bytes:
+def read_process_file(pid: int, name: str, expected_marker: bytes) -> bytes:
     """``/proc/PID/name`` once it holds ``own``, or after 10 s: before exec it is the parent's, then empty."""
     file, deadline = Path(f"/proc/{pid}/{name}"), time.monotonic() + 10
-    while own not in (content := file.read_bytes()) and time.monotonic() < deadline:
+    while expected_marker not in (content := file.read_bytes()) and time.monotonic() < deadline:
         time.sleep(0.01)
     return content
 
@@ -164,9 +166,12 @@ def test_the_secret_of_a_local_run_is_neither_in_arguments_nor_in_the_environmen
     options = Options(device="cpu", nodes=2, gpus_per_node=1, only=("ranks",))
     process = local._start(options, place(1, new_port(), secret), (), tmp_path)
     try:
-        for name, own in (("cmdline", b"checklist.run.local"), ("environ", b"CHECKLIST_LOCAL_NODE=1")):
-            content = read_process_file(process.pid, name, own)
-            assert own in content
+        for name, expected_marker in (
+            ("cmdline", b"checklist.run.local"),
+            ("environ", b"CHECKLIST_LOCAL_NODE=1"),
+        ):
+            content = read_process_file(process.pid, name, expected_marker)
+            assert expected_marker in content
             assert secret.text.encode() not in content
     finally:
         process.kill()

@@ -42,17 +42,19 @@ from launchers.cluster.rendezvous import Beat
 SHORT = Limits(rendezvous=5.0, operation=2.0, settle=0.5, lost_after=3.0)
 
 
-def place(node: int, nodes: int = 2, **more: object) -> Rendezvous:
-    port = more.pop("port", None) or 20_000 + secrets.randbelow(9_000)
-    values = {"secret": Secret("s"), **more}
+def place(node: int, nodes: int = 2, **overrides: object) -> Rendezvous:
+    port = overrides.pop("port", None) or 20_000 + secrets.randbelow(9_000)
+    values = {"secret": Secret("s"), **overrides}
     return of_node(node=node, nodes=nodes, processes=1, host="127.0.0.1", port=port, **values)  # type: ignore[arg-type]
 
 
 @pytest.fixture
 def worker(tmp_path: Path) -> object:
-    heard: queue.Queue[WorkerReply | WorkerEnded] = queue.Queue()
-    made = WorkerProcess(rank=0, local_rank=0, node=0, directory=tmp_path, environment={}, report=heard.put)
-    yield made, heard
+    received: queue.Queue[WorkerReply | WorkerEnded] = queue.Queue()
+    made = WorkerProcess(
+        rank=0, local_rank=0, node=0, directory=tmp_path, environment={}, report=received.put
+    )
+    yield made, received
     made.close()
 
 
@@ -87,9 +89,9 @@ def test_members_with_another_job_or_secret_are_refused(differs: dict[str, objec
 
 
 def test_the_end_of_a_run_reaches_a_supervisor_that_is_still_sending() -> None:
-    here = place(1)
-    hub = Hub(here, SHORT)
-    link = join(here, SHORT)
+    main_place = place(1)
+    hub = Hub(main_place, SHORT)
+    link = join(main_place, SHORT)
     over = threading.Event()
 
     def talk() -> None:
@@ -128,8 +130,8 @@ def test_a_late_stopped_or_silent_rank_is_named_and_none_if_all_are_equal(
 
 
 def test_a_request_to_nodes_that_have_not_joined_ends_at_once() -> None:
-    here = place(0)
-    with contextlib.closing(Hub(here, SHORT)) as hub:
+    main_place = place(0)
+    with contextlib.closing(Hub(main_place, SHORT)) as hub:
         begin = time.monotonic()
         outcome = Requests(hub, SHORT).request("facts", {0: {}}, limit_s=30)
         assert outcome.unfinished == (0,)
@@ -137,10 +139,10 @@ def test_a_request_to_nodes_that_have_not_joined_ends_at_once() -> None:
 
 
 def test_a_rank_that_died_while_idle_is_recorded_once_and_not_waited_for() -> None:
-    here = place(0)
-    with contextlib.closing(Hub(here, SHORT)) as hub:
-        first = join(here, SHORT)
-        second = join(replace(here, ranks=(1,), node=1), SHORT)
+    main_place = place(0)
+    with contextlib.closing(Hub(main_place, SHORT)) as hub:
+        first = join(main_place, SHORT)
+        second = join(replace(main_place, ranks=(1,), node=1), SHORT)
         requests = Requests(hub, SHORT)
         requests.phase = "pairs"
         second.send(WorkerEnded(rank=1, why="signal SIGKILL", at=("send", 7, "X")))
@@ -162,8 +164,8 @@ def test_a_rank_that_died_while_idle_is_recorded_once_and_not_waited_for() -> No
 
 
 def test_every_node_gets_a_condensed_large_run_and_rank_0_has_the_complete_run() -> None:
-    here = place(0)
-    hub = Hub(here, SHORT)
+    main_place = place(0)
+    hub = Hub(main_place, SHORT)
     nodes = range(120)
     probes = [
         Probe(src=a, dst=b, connected=(a, b) != (7, 9), seconds=0.001 * b)
@@ -172,9 +174,9 @@ def test_every_node_gets_a_condensed_large_run_and_rank_0_has_the_complete_run()
         if a != b
     ]
     assert len(probes) > MAX_PROBES
-    links = [join(replace(here, ranks=(rank,), node=rank), SHORT) for rank in (0, 1)]
+    links = [join(replace(main_place, ranks=(rank,), node=rank), SHORT) for rank in (0, 1)]
     try:
-        conductor = Coordinator(Options(device="cpu"), here, hub, SHORT, conclude=lambda _: 1)
+        conductor = Coordinator(Options(device="cpu"), main_place, hub, SHORT, conclude=lambda _: 1)
         conductor.results.probes += probes
         conductor.stopped.set()  # no phase is to begin
         threading.Thread(target=conductor.run, daemon=True).start()
@@ -215,20 +217,20 @@ def test_a_long_run_prints_its_progress_every_few_seconds(
 
 
 def test_measurements_are_shown_as_soon_as_a_node_is_lost() -> None:
-    here = place(0)
-    with contextlib.closing(Hub(here, SHORT)) as hub:
-        first = join(here, SHORT)
-        second = join(replace(here, ranks=(1,), node=1), SHORT)
-        seen: list[Measurements] = []
-        conductor = Coordinator(Options(device="cpu", only=("mesh",)), here, hub, SHORT, seen.append)
+    main_place = place(0)
+    with contextlib.closing(Hub(main_place, SHORT)) as hub:
+        first = join(main_place, SHORT)
+        second = join(replace(main_place, ranks=(1,), node=1), SHORT)
+        shown: list[Measurements] = []
+        conductor = Coordinator(Options(device="cpu", only=("mesh",)), main_place, hub, SHORT, shown.append)
         conductor.phase = "mesh"
         threading.Timer(0.3, second.close).start()
         conductor.request("local", {0: {}, 1: {}}, limit_s=1.0, operation="probe")
-        (known,) = seen
-        assert [(hang.rank, hang.node, hang.kind, hang.op) for hang in known.hangs] == [
+        (known_measurements,) = shown
+        assert [(hang.rank, hang.node, hang.kind, hang.op) for hang in known_measurements.hangs] == [
             (1, 1, "lost", "probe")
         ]
-        phases = {phase.name: (phase.status, phase.reason) for phase in known.phases}
+        phases = {phase.name: (phase.status, phase.reason) for phase in known_measurements.phases}
         assert phases["pairs"] == ("skipped", "not asked for")
         status, reason = phases["mesh"]
         assert status == "failed"
@@ -238,24 +240,24 @@ def test_measurements_are_shown_as_soon_as_a_node_is_lost() -> None:
 
 
 def test_workers_answer_requests_and_report_failures(worker: object) -> None:
-    process, heard = worker  # type: ignore[misc]
+    process, received = worker  # type: ignore[misc]
     process.send(WorkerCommand(rank=0, id=1, what="listen", arguments={"address": "127.0.0.1"}))
     process.send(WorkerCommand(rank=0, id=2, what="listen", arguments={"nonsense": 1}))
-    first, second = heard.get(timeout=20), heard.get(timeout=20)
+    first, second = received.get(timeout=20), received.get(timeout=20)
     assert first.reply.kind == "done"
     assert second.reply.kind == "failed"
     assert "nonsense" in second.reply.error
 
 
 def test_a_killed_worker_is_reported_with_its_signal_and_can_be_restarted(worker: object) -> None:
-    process, heard = worker  # type: ignore[misc]
+    process, received = worker  # type: ignore[misc]
     os.kill(process._process.pid, signal.SIGKILL)
-    ended = heard.get(timeout=10)
+    ended = received.get(timeout=10)
     assert isinstance(ended, WorkerEnded)
     assert ended.why == "signal SIGKILL"
     process.restart()
     process.send(WorkerCommand(rank=0, id=1, what="listen", arguments={"address": "127.0.0.1"}))
-    answer = heard.get(timeout=20)
+    answer = received.get(timeout=20)
     assert isinstance(answer, WorkerReply)
     assert answer.reply.kind == "done"
 
@@ -309,8 +311,15 @@ def test_a_run_with_a_missing_rank_ends_and_names_it(monkeypatch: pytest.MonkeyP
 def test_ranks_and_nodes_are_read_from_the_variables_of_the_launcher(
     variables: dict[str, str], expected: tuple[object, ...]
 ) -> None:
-    found = from_environment(variables)
-    assert (found.ranks, found.local_ranks, found.world, found.node, found.nodes, found.host) == expected
+    address_read = from_environment(variables)
+    assert (
+        address_read.ranks,
+        address_read.local_ranks,
+        address_read.world,
+        address_read.node,
+        address_read.nodes,
+        address_read.host,
+    ) == expected
 
 
 def test_a_rank_outside_the_world_size_is_refused() -> None:
@@ -322,10 +331,10 @@ def test_a_rank_outside_the_world_size_is_refused() -> None:
 
 def test_control_ports_follow_the_launcher_port_or_the_configured_port() -> None:
     rank = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "29600"}
-    found = from_environment(rank)
-    assert found.ports == tuple(range(29_617, 29_625))
-    found = from_environment({**rank, "CHECKLIST_PORT": "4000"})
-    assert found.ports == tuple(range(4000, 4008))
+    addresses = from_environment(rank)
+    assert addresses.ports == tuple(range(29_617, 29_625))
+    addresses = from_environment({**rank, "CHECKLIST_PORT": "4000"})
+    assert addresses.ports == tuple(range(4000, 4008))
     for odd in ("80", "65535"):
         with pytest.raises(UserError, match=f"CHECKLIST_PORT={odd} is not possible"):
             from_environment({**rank, "CHECKLIST_PORT": odd})
@@ -338,9 +347,9 @@ def test_a_rendezvous_needs_the_variables_of_a_launcher() -> None:
 
 
 def test_no_rank_is_blamed_if_the_phase_ends_before_the_operation_limit() -> None:
-    here = place(0, 1)
-    with contextlib.closing(Hub(here, SHORT)) as hub:
-        link = join(here, SHORT)
+    main_place = place(0, 1)
+    with contextlib.closing(Hub(main_place, SHORT)) as hub:
+        link = join(main_place, SHORT)
 
         def answer() -> None:
             with contextlib.suppress(OSError):

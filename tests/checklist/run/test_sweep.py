@@ -12,8 +12,8 @@ from tests.checklist.run.sessions import Answered
 
 @pytest.mark.parametrize("seconds", [math.nan, math.inf, -1.0, 0.0])
 def test_an_impossible_duration_of_a_rank_is_recorded_and_not_used(seconds: float) -> None:
-    def answer(what: str, rank: int, _: object) -> object:
-        assert what == "time"
+    def answer(request_name: str, rank: int, _: object) -> object:
+        assert request_name == "time"
         return {"seconds": [0.1, seconds if rank == 1 else 0.1], "wrong": 0, "chosen": None}
 
     run = Answered(2, answer)

@@ -27,28 +27,28 @@ class NodeRequest:
         self.renewed += 1
 
     def fetch(self) -> Any:
-        found = self.answers.pop(0)
-        if isinstance(found, Exception):
-            raise found
-        return found
+        reply = self.answers.pop(0)
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
 
 
 def test_requests_are_retried_until_a_restarted_server_accepts_the_login(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(api_retries, "time", SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: None))
-    asked = NodeRequest("first", GONE, GONE, answer(503, "starting"), answer(403, FORBIDDEN), "second")
+    request = NodeRequest("first", GONE, GONE, answer(503, "starting"), answer(403, FORBIDDEN), "second")
     patient = api_retries.retry_outages(NodeRequest.fetch)
-    assert (patient(asked), patient(asked)) == ("first", "second")
-    said = capsys.readouterr().err
-    assert said.count("The Kubernetes API does not respond; retrying for 5 min.") == 1
+    assert (patient(request), patient(request)) == ("first", "second")
+    output = capsys.readouterr().err
+    assert output.count("The Kubernetes API does not respond; retrying for 5 min.") == 1
 
 
 def test_a_rejected_login_is_reloaded_before_each_retry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api_retries, "time", SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: None))
-    asked = NodeRequest(answer(401, "Unauthorized"), answer(401, "Unauthorized"), "then")
-    assert api_retries.retry_outages(NodeRequest.fetch)(asked) == "then"
-    assert asked.renewed == 2
+    request = NodeRequest(answer(401, "Unauthorized"), answer(401, "Unauthorized"), "then")
+    assert api_retries.retry_outages(NodeRequest.fetch)(request) == "then"
+    assert request.renewed == 2
 
 
 @pytest.mark.parametrize("error", [answer(403, FORBIDDEN), answer(404, "not found")])

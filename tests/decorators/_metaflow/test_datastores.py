@@ -109,7 +109,7 @@ def test_requests_during_an_s3_outage_succeed_afterwards_and_the_wait_is_reporte
 ) -> None:
     (tmp_path / "file").write_bytes(b"weights")
     storage.put_bytes("a", b"1")
-    asked: list[Callable[[], Any]] = [
+    calls: list[Callable[[], Any]] = [
         lambda: storage.get_bytes("a"),
         lambda: storage.put_file("b", tmp_path / "file"),
         lambda: storage.get_file("b", tmp_path / "back"),
@@ -118,7 +118,7 @@ def test_requests_during_an_s3_outage_succeed_afterwards_and_the_wait_is_reporte
         lambda: storage.delete(["b"]),
     ]
     answers = []
-    for number, ask in enumerate(asked, start=1):
+    for number, ask in enumerate(calls, start=1):
         hurt(faults)
         clock.then[clock.now + 20] = lambda: comes(faults)
         answers.append(ask())
@@ -131,7 +131,7 @@ def test_requests_during_an_s3_outage_succeed_afterwards_and_the_wait_is_reporte
 
 
 @pytest.mark.parametrize(
-    ("hurt", "words"),
+    ("hurt", "expected"),
     [
         (goes, rf"The datastore {ROOT}/Flow has not responded for 2 min \(\w+\)"),
         (is_busy, r"has not responded for 2 min \(503\)"),
@@ -139,12 +139,12 @@ def test_requests_during_an_s3_outage_succeed_afterwards_and_the_wait_is_reporte
     ],
 )
 def test_a_long_outage_is_an_error_after_its_time_limit_and_later_requests_do_not_wait(
-    storage: S3Storage, faults: Faults, clock: Clock, hurt: Callable[[Faults], None], words: str
+    storage: S3Storage, faults: Faults, clock: Clock, hurt: Callable[[Faults], None], expected: str
 ) -> None:
     storage.put_bytes("a", b"1")
     hurt(faults)
     for _ in range(2):
-        with pytest.raises(UserError, match=words if clock.now == 0 else None):
+        with pytest.raises(UserError, match=expected if clock.now == 0 else None):
             storage.size("a")  # a HEAD, to which S3 says 400 and no reason
         assert clock.now == AWAY_S
 
@@ -183,7 +183,7 @@ def test_permanent_errors_of_s3_are_not_retried(storage: S3Storage, clock: Clock
 JOB = WaitedJob(backend="kubernetes", kind="jobset", name="js-1", namespace="n")
 
 
-@pytest.mark.parametrize(("hurt", "words"), [(goes, "has not responded"), (expires, "have expired")])
+@pytest.mark.parametrize(("hurt", "expected"), [(goes, "has not responded"), (expires, "have expired")])
 def test_a_step_whose_datastore_remains_unreachable_is_ended_with_its_containers(
     url: str,
     store: ObjectStore,
@@ -191,7 +191,7 @@ def test_a_step_whose_datastore_remains_unreachable_is_ended_with_its_containers
     clock: Clock,
     monkeypatch: pytest.MonkeyPatch,
     hurt: Callable[[Faults], None],
-    words: str,
+    expected: str,
 ) -> None:
     from metaflow import metaflow_config
 
@@ -211,7 +211,7 @@ def test_a_step_whose_datastore_remains_unreachable_is_ended_with_its_containers
     hurt(faults)
     watch(JOB)  # it has just looked
     clock.now += waiting_datastore.PROBE_EVERY_S
-    with pytest.raises(UserError, match=rf"{ROOT}.*{words}.*; jobset js-1 was removed\."):
+    with pytest.raises(UserError, match=rf"{ROOT}.*{expected}.*; jobset js-1 was removed\."):
         watch(JOB)
     assert ended == ["js-1"]
     watch(JOB)  # while this process ends, Metaflow asks on
@@ -238,22 +238,22 @@ def limits(home: Home, **environment: str) -> list[Any]:
 
     done = home.python("-c", READ_LIMITS, AWS_DEFAULT_REGION="us-east-1", **environment)
     assert done.returncode == 0, done.stderr
-    found: list[Any] = json.loads(done.stdout)
-    return found
+    limits_seen: list[Any] = json.loads(done.stdout)
+    return limits_seen
 
 
 def test_metaflow_retries_s3_for_minutes_in_containers_too(home: Home) -> None:
-    *here, carried = limits(home)
-    assert here == [2, 6, 2, 3, 20]
+    *container_limits, carried = limits(home)
+    assert container_limits == [2, 6, 2, 3, 20]
     assert carried["METAFLOW_S3_TRANSIENT_RETRY_COUNT"] == "6"
-    assert limits(home, **carried)[:4] == here[:4], "a container has the same"
+    assert limits(home, **carried)[:4] == container_limits[:4], "a container has the same"
 
 
 def test_the_users_retry_limits_apply_in_containers_too(home: Home) -> None:
-    own = {"METAFLOW_S3_RETRY_COUNT": "9", "FINETUNE_DATASTORE_TIMEOUT": "1"}
-    *here, carried = limits(home, **own)
-    assert here[:3] == [9, 3, 9]
-    assert own.items() <= carried.items()
+    retry_settings = {"METAFLOW_S3_RETRY_COUNT": "9", "FINETUNE_DATASTORE_TIMEOUT": "1"}
+    *container_limits, carried = limits(home, **retry_settings)
+    assert container_limits[:3] == [9, 3, 9]
+    assert retry_settings.items() <= carried.items()
 
 
 def test_a_limit_that_is_not_a_number_is_reported_in_two_lines(home: Home) -> None:

@@ -38,15 +38,15 @@ def test_an_interrupted_run_prints_the_resume_command(home: Home) -> None:
         flow.kill()
         flow.wait()
     (run_id,) = home.runs("ProfiledFlow")
-    said = output.read_text()
-    last = said.rstrip().splitlines()[-1]
+    printed = output.read_text()
+    last = printed.rstrip().splitlines()[-1]
     assert last.startswith("Resume the run: python ")
     assert last.endswith(f"profiled.py --metadata=local resume --origin-run-id {run_id}")
-    assert said.count("Resume the run") == 1
+    assert printed.count("Resume the run") == 1
 
 
 @pytest.mark.parametrize(
-    ("words", "command"),
+    ("arguments", "command"),
     [
         (["f.py", "run", "--model", "m"], "python f.py resume --origin-run-id 7"),
         (["f.py", "--with", "retry", "run"], "python f.py --with retry resume --origin-run-id 7"),
@@ -57,8 +57,10 @@ def test_an_interrupted_run_prints_the_resume_command(home: Home) -> None:
         (["f.py", "resume", "--origin-run-id", "6"], "python f.py resume --origin-run-id 7"),
     ],
 )
-def test_the_resume_command_repeats_the_backend_options_of_the_run(words: list[str], command: str) -> None:
-    assert resume_command(words[0], words[1:], "7", file_command) == command
+def test_the_resume_command_repeats_the_backend_options_of_the_run(
+    arguments: list[str], command: str
+) -> None:
+    assert resume_command(arguments[0], arguments[1:], "7", file_command) == command
 
 
 def test_reading_the_root_of_a_local_datastore_creates_no_folder(home: Home) -> None:

@@ -8,5 +8,5 @@ from decorators._metaflow.pods import _with_camel_case
 def test_resource_names_are_not_converted_to_camel_case() -> None:
     limits = {"rdma/hca_shared_devices_a": "1", "cpu": "4"}
     container = {"volume_mounts": [{"mount_path": "/dev/shm"}], "resources": {"limits": limits}}
-    made = {"volumeMounts": [{"mountPath": "/dev/shm"}], "resources": {"limits": limits}}
-    assert _with_camel_case(container) == made
+    expected_container = {"volumeMounts": [{"mountPath": "/dev/shm"}], "resources": {"limits": limits}}
+    assert _with_camel_case(container) == expected_container

@@ -34,11 +34,11 @@ class RecordedStep:
         self.set.setdefault(decorator, {}).update(values)
 
     def add_environment(self, variables: dict[str, str]) -> None:
-        own = self.values("environment").get("vars") or {}
-        self.set_values("environment", {"vars": {**own, **variables}})
+        existing_variables = self.values("environment").get("vars") or {}
+        self.set_values("environment", {"vars": {**existing_variables, **variables}})
 
     @property
     def environment(self) -> dict[str, str]:
         """Without what is Metaflow's."""
-        own = self.values("environment").get("vars") or {}
-        return {name: value for name, value in own.items() if not name.startswith("METAFLOW_")}
+        variables = self.values("environment").get("vars") or {}
+        return {name: value for name, value in variables.items() if not name.startswith("METAFLOW_")}

@@ -15,8 +15,8 @@ from tests.decorators.backends.plans import planned
 REQUEST = planned("llama-8b", "lora", "L40S", 1).request
 
 
-def _asked(backend: Backend = "batch", **given: Any) -> StepRequest:
-    values = {name: UserValue(value=value, by=f"--with batch:{name}=") for name, value in given.items()}
+def _asked(backend: Backend = "batch", **user_values: Any) -> StepRequest:
+    values = {name: UserValue(value=value, by=f"--with batch:{name}=") for name, value in user_values.items()}
     return StepRequest(backend=backend, request=REQUEST, user_values=values)
 
 

@@ -68,7 +68,7 @@ class Jobs:
 
 
 @pytest.mark.parametrize(
-    ("info", "client", "what"),
+    ("info", "client", "failed_container"),
     [
         ({"container": {"reason": KILLED}}, Jobs(), "batch job b-1"),
         ({"container": {"exitCode": 1}, "attempts": [{"container": {"exitCode": 1}}]}, Jobs(), None),
@@ -78,12 +78,12 @@ class Jobs:
     ],
 )
 def test_an_oom_killed_batch_container_is_found_on_any_node(
-    info: dict[str, Any], client: Jobs, what: str | None
+    info: dict[str, Any], client: Jobs, failed_container: str | None
 ) -> None:
     job = WaitedJob(
         backend="batch", kind="batch job", name="b-1", client=client, info={"jobId": "b-1", **info}
     )
-    assert oom_kills.in_batch_job(job) == what
+    assert oom_kills.in_batch_job(job) == failed_container
 
 
 def test_a_failure_to_record_an_oom_kill_does_not_hide_the_error(

@@ -131,14 +131,14 @@ def test_a_label_of_the_user_is_an_override_only_if_the_package_sets_it_too() ->
         user_values = _given(labels=labels)
         plan = with_user_values(lambda p: make_plan(p, "kubernetes"), {}, user_values, "kubernetes", options)
         assert [o.name for o in plan.overrides] == noted
-        asked = StepRequest(
+        step_request = StepRequest(
             backend="kubernetes",
             request=plan.request,
             options=options,
             user_values=user_values,
             configured={"labels": labels},
         )
-        assert values_for(asked).compute["labels"] == {"kueue.x-k8s.io/queue-name": "team", **labels}
+        assert values_for(step_request).compute["labels"] == {"kueue.x-k8s.io/queue-name": "team", **labels}
 
 
 def test_an_efa_setting_of_the_user_disables_the_fabric_variables() -> None:
@@ -157,16 +157,16 @@ def test_a_data_step_requests_no_gpus_queue_or_machine_type() -> None:
 
 def test_each_step_requests_its_own_resources() -> None:
     job = Job(model=find("llama-70b"), global_batch_size=64)
-    made = plan(job, Target(kind="kubernetes", instance_type="p5.48xlarge", nodes=2))
-    train, prepare, evaluate = (request_for(made, role) for role in ("train", "data", "evaluate"))
+    made_plan = plan(job, Target(kind="kubernetes", instance_type="p5.48xlarge", nodes=2))
+    train, prepare, evaluate = (request_for(made_plan, role) for role in ("train", "data", "evaluate"))
     assert (train.nodes, train.gpus_per_node) == (2, 8)
     # The weights' files and the data, where training has checkpoints too
     weights_mib = 2 * job.model.parameters / 2**20
     assert weights_mib < prepare.disk_mib < weights_mib + 11 * 1024 < train.disk_mib / 3
     assert (prepare.nodes, prepare.gpus_per_node, prepare.instance_type) == (1, 0, None)
     assert (evaluate.nodes, evaluate.gpus_per_node, evaluate.gpu_type) == (1, 2, "H100 SXM")
-    asked = StepRequest(backend="kubernetes", request=evaluate)
-    assert "extended_resources" not in values_for(asked).compute  # no EFA on one node
+    step_request = StepRequest(backend="kubernetes", request=evaluate)
+    assert "extended_resources" not in values_for(step_request).compute  # no EFA on one node
     small = replace(job, model=find("llama-8b"))
     one = plan(small, Target(kind="kubernetes", instance_type="p5.48xlarge"))
     assert request_for(one, "evaluate").gpus_per_node == 1
@@ -175,13 +175,15 @@ def test_each_step_requests_its_own_resources() -> None:
 
 def test_the_stages_of_rejection_sampling_request_their_planned_resources() -> None:
     model = find("llama-8b")
-    made = plan(Job(model=model), Target(kind="kubernetes", instance_type="p5.48xlarge"))
-    assert request_for(made, "generate") == request_for(made, "evaluate"), "nothing is planned of it"
+    made_plan = plan(Job(model=model), Target(kind="kubernetes", instance_type="p5.48xlarge"))
+    assert request_for(made_plan, "generate") == request_for(made_plan, "evaluate"), (
+        "nothing is planned of it"
+    )
     sampling = Sampling(
         prompts=5000, held_out=9, answers=4, prompt_tokens=256, new_tokens=256, by_function=True
     )
-    made = replace(made, generation=plan_generation(made, model, sampling))
-    labeled = replace(made, request=replace(made.request, node_labels=(("good", "yes"),)))
+    made_plan = replace(made_plan, generation=plan_generation(made_plan, model, sampling))
+    labeled = replace(made_plan, request=replace(made_plan.request, node_labels=(("good", "yes"),)))
     generate, score, compare = (request_for(labeled, role) for role in ("generate", "score", "compare"))
     assert (generate.nodes, generate.gpus_per_node, generate.gpu_type) == (1, 1, "H100 SXM")
     assert (generate.instance_type, compare) == ("p5.48xlarge", generate)
@@ -192,9 +194,9 @@ def test_the_stages_of_rejection_sampling_request_their_planned_resources() -> N
 
 
 def test_an_evaluation_runs_where_the_user_sends_training() -> None:
-    made = plan(Job(model=find("llama-8b"), method="lora"), Target(kind="kubernetes"))
+    made_plan = plan(Job(model=find("llama-8b"), method="lora"), Target(kind="kubernetes"))
     user_values = _given(node_selector={"pool": "big"})
-    sent = with_user_values(lambda _: made, {}, user_values, "kubernetes")
+    sent = with_user_values(lambda _: made_plan, {}, user_values, "kubernetes")
     sent = replace(sent, request=replace(sent.request, node_labels=(("good", "yes"),)))
     evaluate = request_for(sent, "evaluate")
     assert (evaluate.instance_type, evaluate.node_labels) == (None, (("good", "yes"),))

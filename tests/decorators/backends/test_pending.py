@@ -133,10 +133,10 @@ def test_a_timeout_is_in_minutes_and_each_job_is_watched_separately(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     watchers: list[Any] = []
-    made: list[float] = []
+    environment_created: list[float] = []
 
     def watch(*, timeout_s: float, **_: Any) -> Callable[[WaitedJob], None]:
-        made.append(timeout_s)
+        environment_created.append(timeout_s)
         return lambda _: None
 
     monkeypatch.setattr(pending, "_installed", False)
@@ -147,4 +147,4 @@ def test_a_timeout_is_in_minutes_and_each_job_is_watched_separately(
     pending.install()
     for name in ("t-1", "t-1", "t-2"):
         watchers[0](WaitedJob(backend="kubernetes", kind="job", name=name))
-    assert made == [420, 420]
+    assert environment_created == [420, 420]

@@ -39,8 +39,8 @@ def test_a_pod_template_is_read_from_a_file_or_a_mapping_in_the_settings(tmp_pat
     settings = {"resources": {"pod_template": str(file), "fabric": "roce"}}
     options = Options.from_values({"settings": settings})
     assert (options.pod_template, options.fabric) == (patch, "roce")
-    given = Options.from_values({"set": ("resources.pod_template={spec: {hostNetwork: true}}",)})
-    assert given.pod_template == {"spec": {"hostNetwork": True}}
+    from_settings = Options.from_values({"set": ("resources.pod_template={spec: {hostNetwork: true}}",)})
+    assert from_settings.pod_template == {"spec": {"hostNetwork": True}}
 
 
 @pytest.mark.parametrize(

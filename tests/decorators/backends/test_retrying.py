@@ -43,15 +43,15 @@ def launched() -> Plan:
 @pytest.fixture
 def decorator(launched: Plan) -> Any:
     """Metaflow's own, as the launch has left it."""
-    made = KubernetesDecorator(attributes={"gpu": "8", "cpu": "86", "memory": "1000"})
-    made.external_init()
-    made.attributes["node_selector"] = {
+    result = KubernetesDecorator(attributes={"gpu": "8", "cpu": "86", "memory": "1000"})
+    result.external_init()
+    result.attributes["node_selector"] = {
         "pool": "mine",
         "node.kubernetes.io/instance-type": launched.request.instance_type,
     }
-    made.package_metadata = made.package_sha = made.package_url = "code"
-    made.run_time_limit = 60
-    return made
+    result.package_metadata = result.package_sha = result.package_url = "code"
+    result.run_time_limit = 60
+    return result
 
 
 @pytest.fixture

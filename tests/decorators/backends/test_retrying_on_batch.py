@@ -40,9 +40,9 @@ def following(launched: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     storage = LocalStorage(tmp_path)
     monkeypatch.setattr(retrying, "datastore", lambda: storage)
     queue_preflight._check_once.cache_clear()
-    found = other(launched)
-    Replanning(storage=storage, prefix=plans_key("7")).keep(0, found)
-    return found
+    attempt = other(launched)
+    Replanning(storage=storage, prefix=plans_key("7")).keep(0, attempt)
+    return attempt
 
 
 @pytest.fixture
@@ -50,12 +50,12 @@ def decorator(launched: Plan) -> Any:
     """Metaflow's own, as the launch has left it."""
     sizes = {"gpu": "8", "cpu": str(launched.request.cpu), "memory": str(launched.request.memory_mib)}
     role = "arn:aws:iam::123456789012:role/any"
-    made = BatchDecorator(attributes={**sizes, "image": "127.0.0.1:9/a:1", "iam_role": role})
-    made.external_init()
-    made.attributes |= {"queue": "first", "aws_batch_tags": {}}
-    made.package_metadata = made.package_sha = made.package_url = "code"
-    made.run_time_limit = 60
-    return made
+    result = BatchDecorator(attributes={**sizes, "image": "127.0.0.1:9/a:1", "iam_role": role})
+    result.external_init()
+    result.attributes |= {"queue": "first", "aws_batch_tags": {}}
+    result.package_metadata = result.package_sha = result.package_url = "code"
+    result.run_time_limit = 60
+    return result
 
 
 def install(decorator: Any, launched: Plan, **options: Any) -> None:

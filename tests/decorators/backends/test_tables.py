@@ -39,9 +39,9 @@ def test_the_fabric_of_a_machine_is_that_of_the_instance_table(
     machine: str, efa: int, fabric: str | None
 ) -> None:
     item = hardware.instance(machine)
-    found = tables.fabric_of(item)
+    item_fabric = tables.fabric_of(item)
     assert tables.efa_interfaces(item) == efa
-    assert (found.name if found else None) == fabric
+    assert (item_fabric.name if item_fabric else None) == fabric
 
 
 def test_only_a_requestable_fabric_has_variables() -> None:

@@ -46,8 +46,8 @@ def test_the_card_of_a_running_step_shows_progress_and_predicted_next_to_measure
 ) -> None:
     text = words(pages[0])
     assert "llama-8b · full · torchtune · 1 node x 8 A100-80GB" in text
-    for wanted in ("Running for", "step 120 of 400 · loss 1.2", "ETA 9:"):
-        assert wanted in text
+    for expected_texts in ("Running for", "step 120 of 400 · loss 1.2", "ETA 9:"):
+        assert expected_texts in text
     assert re.search(r"reserved by torch 33.0 GiB, at most 39.0 GiB 31.9 GiB", text)
     assert re.search(r"tokens/s 24,000 16,391", text)
     assert charts(pages[1]) == 9

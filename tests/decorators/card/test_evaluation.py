@@ -26,8 +26,8 @@ def test_losses_perplexities_and_answers_of_both_models_are_side_by_side() -> No
         ("held-out answers right (exact match)", "0 of 1", "0 of 1"),
         ("held-out rows", "7", "7"),
     )
-    (_, prompt), *said = answers.rows
-    assert said == [("expected", "r"), ("before", "(nothing)"), ("after", "f")]
+    (_, prompt), *cells = answers.rows
+    assert cells == [("expected", "r"), ("before", "(nothing)"), ("after", "f")]
     assert prompt.replace("\N{ZERO WIDTH SPACE}", "") == "p" * 400 + "..."
     assert max(map(len, prompt.split("\N{ZERO WIDTH SPACE}"))) <= 24 + len("...")
 

@@ -12,10 +12,10 @@ from tests.decorators.profile.states import STARTED, make_state
 
 
 def rows_of(state: CardState) -> dict[str, tuple[str, str]]:
-    found = memory.memory_rows(
+    memory_rows = memory.memory_rows(
         state.plan.prediction.memory, state.measured, on_gpu=state.plan.layout.device == "cuda"
     )
-    return {what: (predicted, measured) for what, predicted, measured in found}
+    return {label: (predicted, measured) for label, predicted, measured in memory_rows}
 
 
 def bars_of(state: CardState, bar: str) -> dict[str, float]:
@@ -39,8 +39,8 @@ def test_without_nvml_the_measured_memory_of_a_gpu_is_unknown() -> None:
 
 
 def test_on_a_cpu_the_card_shows_resident_memory() -> None:
-    found = rows_of(make_state(on_gpus=False))["memory of a process"]
-    assert found == ("600 MiB, at most 750 MiB", "573 MiB")
+    memory_row = rows_of(make_state(on_gpus=False))["memory of a process"]
+    assert memory_row == ("600 MiB, at most 750 MiB", "573 MiB")
 
 
 def test_the_memory_bars_show_every_category_and_the_measured_memory() -> None:

@@ -33,7 +33,7 @@ def _charts(blocks: list[Block]) -> list[dict[str, Any]]:
 
 
 def test_predicted_and_measured_values_are_side_by_side() -> None:
-    rows = {what: (predicted, measured) for what, predicted, measured in comparison(make_state())}
+    rows = {label: (predicted, measured) for label, predicted, measured in comparison(make_state())}
     assert rows["memory of a GPU, by NVML"] == ("34.0 GiB, at most 40.0 GiB", "32.5 GiB")
     assert rows["host memory of a node"] == ("100 GiB", "61.0 GiB")
     assert rows["tokens/s"] == ("24,000", "16,391")
@@ -42,7 +42,7 @@ def test_predicted_and_measured_values_are_side_by_side() -> None:
 
 
 def test_unknown_values_are_shown_as_unknown() -> None:
-    rows = {what: values for what, *values in comparison(make_state(on_gpus=False))}
+    rows = {label: values for label, *values in comparison(make_state(on_gpus=False))}
     assert rows["tokens/s"][0] == rows["time"][0] == "unknown"
     assert "USD" not in rows, "neither predicted nor measured"
     assert "MFU" not in rows
@@ -123,9 +123,11 @@ def test_the_card_of_a_step_without_a_prediction_shows_only_measured_values() ->
 
 def test_held_out_losses_are_drawn_over_the_training_curve_with_the_lowest_marked() -> None:
     losses = [(40, 1.75), (80, 1.5), (120, float("nan"))]
-    found = [Evaluated(rank=0, step=step, done=9, rows=9, loss=loss, seconds=2.0) for step, loss in losses]
+    evaluations = [
+        Evaluated(rank=0, step=step, done=9, rows=9, loss=loss, seconds=2.0) for step, loss in losses
+    ]
     exported = (("exported", "step 80 of 120, the lowest held-out loss (1.5000)"),)
-    state = make_state(more=found, exported=exported)
+    state = make_state(more=evaluations, exported=exported)
     blocks = draw(state)
     (loss,) = [view for view in _charts(blocks) if view.get("title", {}).get("text") == "loss"]
     curve, rule, point = loss["layer"][-3:]

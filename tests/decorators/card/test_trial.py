@@ -30,8 +30,8 @@ def result(micro_batch_size: int, **changes: object) -> TrialResult:
 
 
 def test_each_measured_plan_is_shown_with_its_prediction_and_the_selected_one_is_marked() -> None:
-    kept, failed = result(1), result(4, failure="rank 0 failed", out_of_memory=True, ranks=())
-    rows = trial_rows([kept, failed], kept.plan)
+    results, failed = result(1), result(4, failure="rank 0 failed", out_of_memory=True, ranks=())
+    rows = trial_rows([results, failed], results.plan)
     assert rows[0][0].endswith("(selected)")
     assert rows[0][1:] == ("24,000 tokens/s, 33.0 GiB reserved", "21,000 tokens/s, 33.0 GiB reserved")
     assert rows[1][2] == "ran out of memory"

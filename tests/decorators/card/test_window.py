@@ -22,8 +22,8 @@ def test_the_measured_parts_of_a_step_are_shown_next_to_the_prediction() -> None
     assert rows["of it products"][1:] == ("200.0 ms", "50.0%")
     ((name, *figures),) = operators.rows
     assert (name.replace(MAY_BREAK, ""), *figures) == ("aten::mm", "200.0 ms", "50.0%", "12")
-    said = "\n".join(block.markdown for block in blocks if isinstance(block, Text))
-    assert "Profiled: steps 3 to 5, rank 0" in said
+    text = "\n".join(block.markdown for block in blocks if isinstance(block, Text))
+    assert "Profiled: steps 3 to 5, rank 0" in text
     assert moved.headers == ("a step", "measured", "hidden"), "of one GPU none is predicted"
     assert moved.rows == ((f"all_{MAY_BREAK}gather", "230.0 ms", "200.0 ms"),)
     assert "t.json.gz" in [block.text for block in blocks if isinstance(block, Log)], "to be copied as it is"

@@ -15,9 +15,9 @@ def events(
 ) -> list[Event]:
     """What ``ranks`` ranks of one node report in ``steps`` steps of about ``seconds`` each."""
     at = time.time() if started is None else started
-    found: list[Event] = []
+    events_made: list[Event] = []
     for rank in range(ranks):
-        found.append(
+        events_made.append(
             DistInfo(
                 rank=rank,
                 local_rank=rank,
@@ -32,12 +32,12 @@ def events(
                 at=at,
             )
         )
-        found.append(Phase(rank=rank, name="train", at=at))
+        events_made.append(Phase(rank=rank, name="train", at=at))
     for number in range(1, steps + 1):
         dt = seconds * (2.5 if number == 1 else 1 + 0.05 * math.sin(number))
         at += dt
         for rank in range(ranks):
-            found.append(
+            events_made.append(
                 Step(
                     rank=rank,
                     step=number,
@@ -55,7 +55,7 @@ def events(
                 )
             )
             peak = min(31.2, 12 + number * 4) + rank * 0.1
-            found.append(
+            events_made.append(
                 Memory(
                     rank=rank,
                     step=number,
@@ -66,4 +66,4 @@ def events(
                     at=at,
                 )
             )
-    return found
+    return events_made

@@ -63,8 +63,8 @@ def test_a_run_that_matches_its_prediction_has_a_correction_of_one_by_any_counte
         shown = plan.prediction.memory.shows_bytes
         ranks = tuple(dataclasses.replace(rank, reserved_peak_bytes=shown - GIB) for rank in measured.ranks)
         gpus = tuple(dataclasses.replace(gpu, peak_used_bytes=shown + GIB // 2) for gpu in measured.gpus)
-        found = record(plan, dataclasses.replace(measured, ranks=ranks, gpus=gpus))
-        assert found.ratio == 1.0
+        stored_record = record(plan, dataclasses.replace(measured, ranks=ranks, gpus=gpus))
+        assert stored_record.ratio == 1.0
 
 
 def test_nvml_values_below_the_memory_reserved_by_torch_are_ignored() -> None:
@@ -76,29 +76,35 @@ def test_nvml_values_below_the_memory_reserved_by_torch_are_ignored() -> None:
 
 def test_on_a_cpu_the_record_has_resident_memory() -> None:
     plan, measured = pair(on_gpus=False)
-    found = record(plan, measured)
-    assert (found.gpu, found.measured_kind) == ("cpu", "resident")
-    assert found.measured_bytes == max(rank.rss_peak_bytes or 0 for rank in measured.ranks)
-    assert found.reserved_bytes is found.allocated_bytes is None
+    stored_record = record(plan, measured)
+    assert (stored_record.gpu, stored_record.measured_kind) == ("cpu", "resident")
+    assert stored_record.measured_bytes == max(rank.rss_peak_bytes or 0 for rank in measured.ranks)
+    assert stored_record.reserved_bytes is stored_record.allocated_bytes is None
 
 
 def test_the_record_has_the_gpu_name_of_the_catalog_and_the_counters_of_torch() -> None:
-    found = record(*pair())
-    assert found.gpu == "A100-80GB" or "A100" in found.gpu
-    assert found.allocated_bytes < found.reserved_bytes < found.measured_bytes
-    assert found.torch
-    assert "8 processes, fsdp, micro batch 1 x 1, 2048 tokens, bf16, adamw" in found.setup
+    stored_record = record(*pair())
+    assert stored_record.gpu == "A100-80GB" or "A100" in stored_record.gpu
+    assert stored_record.allocated_bytes < stored_record.reserved_bytes < stored_record.measured_bytes
+    assert stored_record.torch
+    assert "8 processes, fsdp, micro batch 1 x 1, 2048 tokens, bf16, adamw" in stored_record.setup
 
 
 def test_the_uncorrected_prediction_is_stored() -> None:
     plan, measured = pair()
     first = plan.prediction.memory
-    found = record(
+    stored_record = record(
         with_memory(plan, categories=(("weights", 50 * GIB),), shows_bytes=60 * GIB, uncorrected=first),
         measured,
     )
-    assert (found.predicted_bytes, found.predicted_upper_bytes) == (first.shows_bytes, first.shows_range[1])
-    assert (found.predicted_live_bytes, found.predicted_categories) == (first.live_bytes, first.categories)
+    assert (stored_record.predicted_bytes, stored_record.predicted_upper_bytes) == (
+        first.shows_bytes,
+        first.shows_range[1],
+    )
+    assert (stored_record.predicted_live_bytes, stored_record.predicted_categories) == (
+        first.live_bytes,
+        first.categories,
+    )
 
 
 def test_no_record_is_made_for_other_nodes_and_for_runs_too_short_to_reach_their_peak() -> None:
@@ -109,7 +115,7 @@ def test_no_record_is_made_for_other_nodes_and_for_runs_too_short_to_reach_their
 
 
 @pytest.mark.parametrize(
-    ("model", "kept"),
+    ("model", "path"),
     [
         ("llama-8b", "llama-8b"),
         ("meta-llama/Llama-3.1-8B", "meta-llama/Llama-3.1-8B"),
@@ -118,11 +124,11 @@ def test_no_record_is_made_for_other_nodes_and_for_runs_too_short_to_reach_their
         ("./my-model", "my-model"),
     ],
 )
-def test_a_record_contains_no_path_of_the_user(model: str, kept: str) -> None:
+def test_a_record_contains_no_path_of_the_user(model: str, path: str) -> None:
     plan, measured = pair()
-    found = record(dataclasses.replace(plan, model=model), measured)
-    assert found.model == kept
-    assert "node-0" not in found.to_json()
+    stored_record = record(dataclasses.replace(plan, model=model), measured)
+    assert stored_record.model == path
+    assert "node-0" not in stored_record.to_json()
 
 
 def test_an_unwritable_store_prints_one_line_and_does_not_fail_the_run(

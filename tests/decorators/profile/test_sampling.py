@@ -29,8 +29,8 @@ DETACHED = (
 )
 
 
-def _start(*words: str) -> subprocess.Popen[bytes]:
-    process = subprocess.Popen([sys.executable, "-c", *words], stdout=subprocess.PIPE)
+def _start(*arguments: str) -> subprocess.Popen[bytes]:
+    process = subprocess.Popen([sys.executable, "-c", *arguments], stdout=subprocess.PIPE)
     process.stdout.readline()
     return process
 
@@ -56,13 +56,13 @@ def test_memory_of_grandchildren_in_other_sessions_is_counted() -> None:
 
 
 def test_the_task_of_another_node_is_ignored_with_its_children() -> None:
-    everything, own = ProcessTree(), ProcessTree(foreign=("--ubf-context", "ubf_task"))
+    everything, node_tree = ProcessTree(), ProcessTree(foreign=("--ubf-context", "ubf_task"))
     child = subprocess.Popen(
         [sys.executable, "-c", DETACHED, HOLD, "--ubf-context", "ubf_task"], stdout=subprocess.PIPE
     )
     try:
         child.stdout.readline()
-        assert everything.sample() - own.sample() > 110 * MIB
+        assert everything.sample() - node_tree.sample() > 110 * MIB
     finally:
         _end(child)
 
@@ -236,17 +236,17 @@ def test_gpus_are_read_through_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("visible", "seen"),
+    ("visible", "expected_gpus"),
     [("2,0", [2, 0]), ("", []), ("-1", []), ("1,9,0", [1]), ("GPU-2", [2]), ("MIG-abc", [7])],
 )
 def test_only_the_visible_gpus_are_measured(
-    monkeypatch: pytest.MonkeyPatch, visible: str, seen: list[int]
+    monkeypatch: pytest.MonkeyPatch, visible: str, expected_gpus: list[int]
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", _nvml(3))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     gpus = Gpus()
-    assert [sample.used_bytes // MIB for sample in gpus.memory()] == seen
-    assert bool(gpus.note) == (not seen)
+    assert [sample.used_bytes // MIB for sample in gpus.memory()] == expected_gpus
+    assert bool(gpus.note) == (not expected_gpus)
 
 
 def test_measurements_that_a_gpu_does_not_report_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,16 +51,16 @@ def _slow_run(nodes: int = 6) -> Result:
 
 def _earlier(result: Result, runs: int = 4) -> list[past_runs.PastRun]:
     """The same runs before, a day apart."""
-    made = []
+    runs_made = []
     for day in range(1, runs + 1):
         back = result.finished_unix - 86_400 * day
         records = tuple(
             dataclasses.replace(item, unix=back, verdict="PASS", value=item.value * (1 + 0.01 * day))
             for item in result.records
         )
-        kept = past_runs.run_of(dataclasses.replace(result, records=records, finished_unix=back))
-        made.append(dataclasses.replace(kept, verdict="PASS"))
-    return made
+        stored_run = past_runs.run_of(dataclasses.replace(result, records=records, finished_unix=back))
+        runs_made.append(dataclasses.replace(stored_run, verdict="PASS"))
+    return runs_made
 
 
 def _text(blocks: list[Block]) -> str:
@@ -81,10 +81,10 @@ def test_the_verdict_and_the_advice_come_first() -> None:
     assert f"```bash\n{finding.command}\n```" in blocks[2].markdown.replace(" \\\n  ", " ")
 
 
-@pytest.mark.parametrize(("more", "shown"), [(0, False), (1, True)])
-def test_findings_beyond_the_limit_are_counted(more: int, shown: bool) -> None:
+@pytest.mark.parametrize(("omitted", "shown"), [(0, False), (1, True)])
+def test_findings_beyond_the_limit_are_counted(omitted: int, shown: bool) -> None:
     result = _slow_run()
-    findings = (result.findings[0],) * (MAX_FINDINGS + more)
+    findings = (result.findings[0],) * (MAX_FINDINGS + omitted)
     text = _text(draw(dataclasses.replace(result, findings=findings), (), "c"))
     assert ("Findings not shown: 1." in text) is shown
 
@@ -98,13 +98,13 @@ def test_every_check_is_in_the_table_with_its_verdict() -> None:
 
 def test_a_pair_shows_its_isolated_measurement() -> None:
     result = _slow_run()
-    made = result.measurements
-    alone = {(pair.src, pair.dst): pair for pair in made.pairs if pair.alone}
+    measurements = result.measurements
+    alone = {(pair.src, pair.dst): pair for pair in measurements.pairs if pair.alone}
     assert alone
-    cells = {(cell.src, cell.dst): cell for cell in pair_cells(made, made.nodes)}
+    cells = {(cell.src, cell.dst): cell for cell in pair_cells(measurements, measurements.nodes)}
     assert len(cells) == 6 * 5
     for (src, dst), pair in alone.items():
-        cell = cells[made.names[src], made.names[dst]]
+        cell = cells[measurements.names[src], measurements.names[dst]]
         assert (cell.gbytes_per_s, cell.note) == (pair.gbytes_per_s, "measured alone")
 
 

@@ -95,11 +95,11 @@ def leave(home: Path, cluster: str, result: Result, **changes: Any) -> None:
     )
 
 
-def newest(home: Path, cluster: str, limit_s: float = 60, **more: str) -> list[Any]:
+def newest(home: Path, cluster: str, limit_s: float = 60, **variables: str) -> list[Any]:
     done = subprocess.run(
         [sys.executable, "-c", ASK, cluster, str(limit_s)],
         cwd=ROOT,
-        env=environment(home, **more),
+        env=environment(home, **variables),
         capture_output=True,
         text=True,
         timeout=200,
@@ -109,11 +109,11 @@ def newest(home: Path, cluster: str, limit_s: float = 60, **more: str) -> list[A
     return read
 
 
-def finetune(home: Path, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
+def finetune(home: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, str(FLOW), "--no-pylint", *arguments],
         cwd=home,
-        env=environment(home, **more),
+        env=environment(home, **variables),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -131,8 +131,8 @@ def test_a_run_is_refused_after_a_checklist_failure_within_a_day_with_the_overri
         "The checklist of this cluster failed 3.0 h ago (ChecklistFlow/7): host-2 is slow in both directions"
     )
     assert error.problem.endswith(" Bad nodes: host-2.")
-    *_, again, anyway = error.advice.splitlines()
-    assert again == "Then run the checklist again: finetune check --with kubernetes"
+    *_, advice, anyway = error.advice.splitlines()
+    assert advice == "Then run the checklist again: finetune check --with kubernetes"
     assert anyway == "To train anyway: --ignore-checklist"
     resumed = checked(slow()).refusal("local", resumes=True)
     assert resumed.advice.endswith("METAFLOW_RUN_IGNORE_CHECKLIST=1 before the command")
@@ -152,23 +152,23 @@ def test_an_older_failure_or_missing_verdict_is_one_line_and_a_pass_prints_nothi
 
 
 def test_the_bandwidth_between_nodes_is_the_one_measured_by_the_checklist() -> None:
-    made = healthy()
-    found = checked(made).bandwidth()
-    assert found.inter_node_gbytes_per_s == made.busbw_gbytes_per_s is not None
-    assert found.intra_node_gbytes_per_s is None
-    assert found.source == "ChecklistFlow/7, all_reduce of 16.0 GiB over 8 nodes"
-    assert found.date == time.strftime("%Y-%m-%d", time.gmtime(made.finished_unix))
+    result_made = healthy()
+    bandwidth = checked(result_made).bandwidth()
+    assert bandwidth.inter_node_gbytes_per_s == result_made.busbw_gbytes_per_s is not None
+    assert bandwidth.intra_node_gbytes_per_s is None
+    assert bandwidth.source == "ChecklistFlow/7, all_reduce of 16.0 GiB over 8 nodes"
+    assert bandwidth.date == time.strftime("%Y-%m-%d", time.gmtime(result_made.finished_unix))
 
 
 def test_bandwidth_measured_on_one_node_does_not_apply_between_nodes() -> None:
-    found = checked(healthy(nodes=1)).bandwidth()
-    assert found.inter_node_gbytes_per_s is None
-    assert found.intra_node_gbytes_per_s == pytest.approx(480 * 2 * 7 / 8 / 2)
-    assert found.source.endswith("over the 8 GPUs of a node")
+    bandwidth = checked(healthy(nodes=1)).bandwidth()
+    assert bandwidth.inter_node_gbytes_per_s is None
+    assert bandwidth.intra_node_gbytes_per_s == pytest.approx(480 * 2 * 7 / 8 / 2)
+    assert bandwidth.source.endswith("over the 8 GPUs of a node")
 
 
 @pytest.mark.parametrize(
-    "made",
+    "result_made",
     [
         healthy(age_s=31 * DAY),
         healthy(local=True),
@@ -177,17 +177,18 @@ def test_bandwidth_measured_on_one_node_does_not_apply_between_nodes() -> None:
     ],
     ids=["a month old", "nodes of one machine", "not measured", "gloo"],
 )
-def test_results_without_network_measurements_do_not_replace_the_data_sheet(made: Result) -> None:
-    assert checked(made).bandwidth() is None
+def test_results_without_network_measurements_do_not_replace_the_data_sheet(result_made: Result) -> None:
+    assert checked(result_made).bandwidth() is None
 
 
 def plan_for(gpu: str | None, instance: str | None) -> Plan:
     from estimator import Job, Target, plan
     from estimator.models import find
 
-    made = plan(Job(model=find("llama-8b"), method="lora"), Target(kind="kubernetes"))
+    training_plan = plan(Job(model=find("llama-8b"), method="lora"), Target(kind="kubernetes"))
     return dataclasses.replace(
-        made, request=dataclasses.replace(made.request, gpu_type=gpu, instance_type=instance)
+        training_plan,
+        request=dataclasses.replace(training_plan.request, gpu_type=gpu, instance_type=instance),
     )
 
 
@@ -217,16 +218,16 @@ def labeled(api: Api, **values: str) -> None:
 
 def test_faulty_nodes_are_excluded_by_the_label_of_healthy_nodes_at_any_age(api: Api) -> None:
     labeled(api, host2="false")
-    found = gate.exclude_nodes(checked(slow(90 * DAY)), "kubernetes")
-    assert found.labels == ((LABEL, "true"),)
-    assert found.lines == (f"Excluded by requiring the label {LABEL}=true: host-2.",)
+    exclusion = gate.exclude_nodes(checked(slow(90 * DAY)), "kubernetes")
+    assert exclusion.labels == ((LABEL, "true"),)
+    assert exclusion.lines == (f"Excluded by requiring the label {LABEL}=true: host-2.",)
 
 
 def test_a_tainted_node_needs_no_label(api: Api) -> None:
     api.nodes["host-2"]["spec"]["taints"].append({"key": KEY, "value": "true", "effect": EFFECT})
-    found = gate.exclude_nodes(checked(slow()), "kubernetes")
-    assert found.labels == ()
-    assert found.lines == (f"Excluded by their taint {KEY}: host-2.",)
+    exclusion = gate.exclude_nodes(checked(slow()), "kubernetes")
+    assert exclusion.labels == ()
+    assert exclusion.lines == (f"Excluded by their taint {KEY}: host-2.",)
 
 
 @pytest.mark.parametrize("marks", [{}, {"host2": "true"}], ids=["unlabeled", "called fit"])
@@ -235,9 +236,9 @@ def test_a_node_that_is_not_excluded_is_named_with_the_command_for_it(
 ) -> None:
     if marks:
         labeled(api, **marks)
-    found = gate.exclude_nodes(checked(slow()), "kubernetes")
-    assert found.labels == ()
-    assert found.lines == (
+    exclusion = gate.exclude_nodes(checked(slow()), "kubernetes")
+    assert exclusion.labels == ()
+    assert exclusion.lines == (
         f"Not excluded: host-2. To exclude it: kubectl taint nodes host-2 {KEY}=true:NoSchedule",
     )
 
@@ -266,13 +267,13 @@ def test_the_newest_verdict_of_the_same_cluster_counts_for_all_users(tmp_path: P
     leave(tmp_path, "kubernetes:b/train", healthy(), version=7)
     leave(tmp_path, "broken", healthy())
 
-    found, problem, namespace = newest(tmp_path, "kubernetes:a/train")
-    assert found[1] == "FAIL", "its run has failed, its verdict has not"
-    assert found[2].startswith("host-2 is slow")
-    assert re.fullmatch(r"ChecklistFlow/\d+", found[0])
+    checked_result, problem, namespace = newest(tmp_path, "kubernetes:a/train")
+    assert checked_result[1] == "FAIL", "its run has failed, its verdict has not"
+    assert checked_result[2].startswith("host-2 is slow")
+    assert re.fullmatch(r"ChecklistFlow/\d+", checked_result[0])
     assert (problem, namespace) == (None, "user:somebody")
-    found, problem, _ = newest(tmp_path, "kubernetes:b/train")
-    assert found is None
+    checked_result, problem, _ = newest(tmp_path, "kubernetes:b/train")
+    assert checked_result is None
     assert re.fullmatch(
         r"The newest checklist of this cluster \(ChecklistFlow/\d+\) cannot be used: The result has schema "
         rf"version 7; this program reads {SCHEMA_VERSION}\.",
@@ -295,9 +296,9 @@ def test_a_hanging_or_missing_metadata_service_does_not_delay_a_run(tmp_path: Pa
             "METAFLOW_DEFAULT_METADATA": "service",
             "METAFLOW_SERVICE_URL": f"http://127.0.0.1:{server.server_address[1]}",
         }
-        found, problem, _ = newest(tmp_path, "kubernetes:a/train", limit_s=1, **service)
+        checked_result, problem, _ = newest(tmp_path, "kubernetes:a/train", limit_s=1, **service)
         server.shutdown()
-    assert found is None
+    assert checked_result is None
     assert problem == "No checklist of this cluster was found within 1 s."
 
 

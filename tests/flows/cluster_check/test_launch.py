@@ -22,7 +22,7 @@ from tests.flows.checklist_options import FLOOR, options_with, values_with
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("values", "arguments"),
     [
         ({"only": "meshh"}, ["meshh", "Did you mean mesh?"]),
         ({"timeout": 0.0}, ["of 0 s"]),
@@ -35,12 +35,12 @@ from tests.flows.checklist_options import FLOOR, options_with, values_with
     ],
 )
 def test_impossible_options_are_refused_before_a_run(
-    given: dict[str, Any], words: list[str], monkeypatch: pytest.MonkeyPatch
+    values: dict[str, Any], arguments: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("CHECKLIST_WEBHOOK_URL", raising=False)
     with pytest.raises(UserError) as refused:
-        ask(values_with(**{"device": "cpu", **given}), "local", None)
-    for word in words:
+        ask(values_with(**{"device": "cpu", **values}), "local", None)
+    for word in arguments:
         assert word in str(refused.value)
 
 
@@ -48,8 +48,8 @@ def test_more_gpus_than_this_machine_has_are_refused(monkeypatch: pytest.MonkeyP
     from checklist.checks.gpu.gpus_probe import VisibleGpus
     from checklist.run import local
 
-    seen = VisibleGpus(uuids=("GPU-a", "GPU-b"), names=("H100", "H100"))
-    monkeypatch.setattr(local.gpus_probe, "list_gpus", lambda: seen)
+    visible_gpus = VisibleGpus(uuids=("GPU-a", "GPU-b"), names=("H100", "H100"))
+    monkeypatch.setattr(local.gpus_probe, "list_gpus", lambda: visible_gpus)
     with pytest.raises(UserError, match="--gpus-per-node 2 is more than the 1"):
         ask(values_with(gpus_per_node=2), "local", None)
 
@@ -58,8 +58,8 @@ def test_the_gpus_of_one_machine_are_divided_among_its_nodes(monkeypatch: pytest
     from checklist.checks.gpu.gpus_probe import VisibleGpus
     from checklist.run import local
 
-    seen = VisibleGpus(uuids=("GPU-a", "GPU-b", "GPU-c", "GPU-d"), names=("H100",) * 4)
-    monkeypatch.setattr(local.gpus_probe, "list_gpus", lambda: seen)
+    visible_gpus = VisibleGpus(uuids=("GPU-a", "GPU-b", "GPU-c", "GPU-d"), names=("H100",) * 4)
+    monkeypatch.setattr(local.gpus_probe, "list_gpus", lambda: visible_gpus)
     launch = Launch(backend="local", gpus_per_node=None, thresholds=None, thresholds_file="")
     run_config = resolve(options_with(), launch, datastore="/")
     assert run_config.shares == (("GPU-a", "GPU-b"), ("GPU-c", "GPU-d"))
@@ -71,7 +71,7 @@ def test_the_gpus_of_one_machine_are_divided_among_its_nodes(monkeypatch: pytest
 
 
 @pytest.mark.parametrize(
-    ("given", "gpus", "words"),
+    ("values", "gpus", "arguments"),
     [
         ({"device": "cuda"}, None, ["--gpus-per-node 8"]),
         ({"gpus_per_node": 4}, 8, ["--gpus-per-node 4", "gpu=8"]),
@@ -79,16 +79,16 @@ def test_the_gpus_of_one_machine_are_divided_among_its_nodes(monkeypatch: pytest
     ],
 )
 def test_options_that_a_cluster_cannot_satisfy_are_refused_before_a_run(
-    given: dict[str, Any], gpus: int | None, words: list[str]
+    values: dict[str, Any], gpus: int | None, arguments: list[str]
 ) -> None:
     with pytest.raises(UserError) as refused:
-        ask(values_with(**given), "batch", gpus)
-    for word in words:
+        ask(values_with(**values), "batch", gpus)
+    for word in arguments:
         assert word in str(refused.value)
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "arguments"),
     [
         ("nodess: 3", ["'nodess'", "Did you mean nodes?"]),
         ("nodes: two", ["nodes is 'two'", "a whole number"]),
@@ -97,10 +97,10 @@ def test_options_that_a_cluster_cannot_satisfy_are_refused_before_a_run(
         ("nodes: [", ["not YAML"]),
     ],
 )
-def test_each_invalid_value_in_the_options_file_is_named(text: str, words: list[str]) -> None:
+def test_each_invalid_value_in_the_options_file_is_named(text: str, arguments: list[str]) -> None:
     with pytest.raises(UserError) as refused:
         checklist_launch.read_options(text)
-    for word in words:
+    for word in arguments:
         assert word in str(refused.value)
 
 
@@ -124,10 +124,10 @@ def test_the_schema_of_the_options_file_is_up_to_date_and_accepts_valid_options(
 
 
 def test_the_number_of_gpus_and_the_network_follow_from_the_machine_type() -> None:
-    asked = ask(values_with(instance_type="p5.48xlarge", nodes=4), "batch", None)
-    assert asked.request.gpus_per_node == 8
-    assert asked.request.shared_memory_mib >= 8 * 1024
-    assert Launch.unpack(asked.launch).gpus_per_node == 8
+    step_request = ask(values_with(instance_type="p5.48xlarge", nodes=4), "batch", None)
+    assert step_request.request.gpus_per_node == 8
+    assert step_request.request.shared_memory_mib >= 8 * 1024
+    assert Launch.unpack(step_request.launch).gpus_per_node == 8
 
 
 def test_a_run_that_requests_gpus_never_falls_back_to_cpus() -> None:
@@ -144,8 +144,8 @@ def test_a_thresholds_file_is_sent_along_with_a_remote_run(tmp_path: Path) -> No
     launch = Launch.unpack(ask(values_with(thresholds=str(file)), "batch", None).launch)
     file.unlink()
     run_config = resolve(options_with(thresholds=str(file)), launch, datastore="s3://bucket/root")
-    own = [row for row in checklist_launch.table_of(run_config.thresholds).rows if row.own]
-    assert [(row.system, row.floor) for row in own] == [("here", 1_000_000)]
+    user_rows = [row for row in checklist_launch.table_of(run_config.thresholds).rows if row.own]
+    assert [(row.system, row.floor) for row in user_rows] == [("here", 1_000_000)]
     with pytest.raises(UserError, match="This deployment was made with"):
         resolve(options_with(thresholds="other.csv"), launch, datastore="s3://bucket/root")
 
@@ -153,15 +153,15 @@ def test_a_thresholds_file_is_sent_along_with_a_remote_run(tmp_path: Path) -> No
 def test_reference_settings_are_sent_along_with_a_remote_run(tmp_path: Path) -> None:
     file = tmp_path / "right.json"
     result.write(judge(gpu_run(4)), file)
-    given = {"reference_settings": str(file), "reference_node": "host-1"}
-    launch = Launch.unpack(ask(values_with(**given), "batch", None).launch)
-    run_config = resolve(options_with(**given), launch, datastore="s3://bucket/root")
+    values = {"reference_settings": str(file), "reference_node": "host-1"}
+    launch = Launch.unpack(ask(values_with(**values), "batch", None).launch)
+    run_config = resolve(options_with(**values), launch, datastore="s3://bucket/root")
     assert (run_config.reference or {})["p5.48xlarge"]["CPU governor"] == "performance"
     assert run_config.options.reference_node is None, "the nodes look for it in vain"
     with pytest.raises(UserError, match=r"made with --reference-settings .*right\.json of host-1"):
         resolve(options_with(reference_settings="other.json"), launch, datastore="s3://bucket/root")
     with pytest.raises(UserError, match="has no settings of host-9"):
-        ask(values_with(**{**given, "reference_node": "host-9"}), "batch", None)
+        ask(values_with(**{**values, "reference_node": "host-9"}), "batch", None)
 
 
 def test_a_reference_node_is_passed_on_and_refused_if_all_nodes_are_on_one_host() -> None:

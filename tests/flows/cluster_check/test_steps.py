@@ -41,15 +41,15 @@ def test_a_lost_step_is_judged_by_stored_measurements_and_its_lost_node_is_not_b
     run = gpu_run(2)
     ended = Phase(name="world", status="failed", reason="node 1 was lost")
     phases = tuple(ended if phase.name == "world" else phase for phase in run.phases)
-    kept = replace(run, hangs=(lost,), phases=phases, collectives=(), transport=None)
+    partial_run = replace(run, hangs=(lost,), phases=phases, collectives=(), transport=None)
 
-    reported = steps.judge_run(run_config, steps.merge(run_config, [], stored=kept), steps.PastRuns())
+    reported = steps.judge_run(run_config, steps.merge(run_config, [], stored=partial_run), steps.PastRuns())
     assert (reported.verdict, reported.bad_nodes) == ("FAIL", ("host-1",)), (
         "a step that ended well: it is the node"
     )
 
     result = steps.judge_run(
-        run_config, steps.merge(run_config, [], lost=True, stored=kept), steps.PastRuns()
+        run_config, steps.merge(run_config, [], lost=True, stored=partial_run), steps.PastRuns()
     )
     assert (result.verdict, result.bad_nodes, result.healthy_nodes) == ("NO-VERDICT", (), ())
     assert "host-1 was lost in all_reduce of phase world" in result.check("hangs").reason  # type: ignore[union-attr]
@@ -128,8 +128,8 @@ def test_only_earlier_runs_of_this_cluster_and_schema_are_read(monkeypatch: pyte
         (6, "here", good),
     ]
     runs = [
-        Run(verdict=SimpleNamespace(task=EndedTask(number, cluster=cluster, kept=kept)))
-        for number, cluster, kept in stored
+        Run(verdict=SimpleNamespace(task=EndedTask(number, cluster=cluster, kept=partial_run)))
+        for number, cluster, partial_run in stored
     ]
     monkeypatch.setattr(steps, "runs_of", lambda _: runs)
     past = steps.read_past_runs("ChecklistFlow", "here", "10")

@@ -75,15 +75,15 @@ def test_suspicions_of_training_runs_are_read_until_a_checklist_measures_the_nod
         suspicions.record(one, cluster="kubernetes:a.b:6443", run="7", on_gpus=True, store=store)
     suspicions.record(_late(3, "host-3", over=True), cluster="kubernetes:a.b:6443", run="7", on_gpus=True)
     assert suspicions.read("kubernetes:a.b", store) == ()
-    left = suspicions.read("kubernetes:a.b:6443", store)
-    assert [each.node for each in left] == ["host-1", "host-2"]
+    remaining = suspicions.read("kubernetes:a.b:6443", store)
+    assert [each.node for each in remaining] == ["host-1", "host-2"]
     line = (
         "Training run 7 reported: node 1 (host-1) is late: "
         "it delays the others by 40% of each step since step 3."
     )
-    assert suspicions.notes(left)[0] == line
+    assert suspicions.notes(remaining)[0] == line
     healthy = with_pairs(gpu_run(8), Cluster(nodes=8, speed=45))
-    suspicions.remove_measured(left, judge(healthy, suspects=("host-1",)), store)
+    suspicions.remove_measured(remaining, judge(healthy, suspects=("host-1",)), store)
     assert [each.node for each in suspicions.read("kubernetes:a.b:6443", store)] == ["host-2"]
 
 
@@ -106,11 +106,11 @@ def test_a_slowed_rank_is_named_within_20_steps_and_in_the_next_checklist(tmp_pa
     assert training.returncode == 0, log
     assert left_behind(tmp_path) == []
     name = os.uname().nodename
-    said = re.findall(rf"WARNING: node 1 \({name}\) is late: .* since step (\d+)", log)
-    assert len(said) == 1, log
+    warnings = re.findall(rf"WARNING: node 1 \({name}\) is late: .* since step (\d+)", log)
+    assert len(warnings) == 1, log
     before = log[: log.index("WARNING: node 1")]
     at = max(int(step) for step in re.findall(rf"step (\d+)/{STEPS}", before))
-    assert at - int(said[0]) <= SOON
+    assert at - int(warnings[0]) <= SOON
     assert "WARNING: node 0" not in log
 
     run = (tmp_path / "run_id").read_text()

@@ -31,12 +31,12 @@ def chat(run: FlowRun, tmp_path: Path) -> Callable[..., subprocess.CompletedProc
     script.write_text("from estimator.cli.app import main\nmain()\n")
 
     def call(
-        *words: str, message: str = QUESTION, folder: Path = run.home, **more: str
+        *arguments: str, message: str = QUESTION, folder: Path = run.home, **environment: str
     ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, str(script), "chat", *words],
+            [sys.executable, str(script), "chat", *arguments],
             cwd=folder,
-            env={**run.environment, "PYTHONPATH": str(Path(__file__).parents[3]), **more},
+            env={**run.environment, "PYTHONPATH": str(Path(__file__).parents[3]), **environment},
             input=message,
             capture_output=True,
             text=True,
@@ -67,12 +67,12 @@ def generated(folder: Path) -> str:
 def test_the_newest_run_answers_a_piped_message_like_generate(
     run: FlowRun, chat: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
-    words = ("--once", "--max-new-tokens=24", "--temperature=0")
-    done = chat(*words)
+    arguments = ("--once", "--max-new-tokens=24", "--temperature=0")
+    done = chat(*arguments)
     assert done.returncode == 0, done.stderr
     (folder,) = (run.home / "finetuned").glob("*/model")
     assert done.stdout == generated(folder) + "\n"
-    with_base = chat(*words, "--with-base", run.run_id)
+    with_base = chat(*arguments, "--with-base", run.run_id)
     assert with_base.returncode == 0, with_base.stderr
     assert with_base.stdout.startswith(f"tiny-llama-finetuned> {done.stdout}")
     assert "\nbase> " in with_base.stdout

@@ -37,12 +37,14 @@ def of_run(
     script.write_text("from estimator.cli.app import main\nmain()\n")
     modules = ("estimator.cli.app", "flows.commands.costs", "flows.commands.past_runs", "flows.commands.runs")
     with WarmPython(*modules, "metaflow", environment=run.environment, folder=run.home) as warm:
-        yield lambda *words: warm.run([str(script), *words], folder=run.home, environment=run.environment)
+        yield lambda *arguments: warm.run(
+            [str(script), *arguments], folder=run.home, environment=run.environment
+        )
 
 
-def _finetune(*words: str, cwd: Path, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+def _finetune(*arguments: str, cwd: Path, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "estimator.cli.app", *words],
+        [sys.executable, "-m", "estimator.cli.app", *arguments],
         cwd=cwd,
         env={**env, "PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -72,10 +74,10 @@ def test_a_finished_run_is_listed_in_the_table_the_html_page_and_the_json_output
 
 def test_a_folder_without_runs_gives_a_two_line_error(tmp_path: Path) -> None:
     (tmp_path / ".metaflow").mkdir()
-    kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
-    env = kept | {"METAFLOW_DEFAULT_DATASTORE": "local", "METAFLOW_DEFAULT_METADATA": "local"}
-    for words in (("runs", "123"), ("costs",)):
-        done = _finetune(*words, cwd=tmp_path, env=env)
+    inherited = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+    env = inherited | {"METAFLOW_DEFAULT_DATASTORE": "local", "METAFLOW_DEFAULT_METADATA": "local"}
+    for arguments in (("runs", "123"), ("costs",)):
+        done = _finetune(*arguments, cwd=tmp_path, env=env)
         assert done.returncode == 2
         assert len(done.stderr.splitlines()) == 2, done.stderr
         assert "FinetuneFlow" in done.stderr
@@ -120,15 +122,15 @@ def test_answers_of_a_run_and_its_base_follow_the_table_and_blind_columns_have_n
     prompts, key, scores = tmp_path / "prompts.txt", tmp_path / "key.json", tmp_path / "scores.py"
     prompts.write_text("What is 1 plus 2?\nWhat is 3 plus 4?\n")
     scores.write_text("def longer(prompt, answer):\n    return len(answer)\n")
-    words = ("runs", run.run_id, f"--prompts={prompts}", "--max-new-tokens=4", f"--score={scores}:longer")
-    done = of_run(*words, "--json")
+    arguments = ("runs", run.run_id, f"--prompts={prompts}", "--max-new-tokens=4", f"--score={scores}:longer")
+    done = of_run(*arguments, "--json")
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert [record["run"] for record in found["runs"]] == [run.run_id]
-    assert found["answers"]["columns"] == [run.run_id, "base"]
-    for row in found["answers"]["rows"]:
+    report = json.loads(done.stdout)
+    assert [record["run"] for record in report["runs"]] == [run.run_id]
+    assert report["answers"]["columns"] == [run.run_id, "base"]
+    for row in report["answers"]["rows"]:
         assert row["scores"] == [len(answer) for answer in row["answers"]]
-    blind = of_run(*words, f"--blind={key}")
+    blind = of_run(*arguments, f"--blind={key}")
     assert blind.returncode == 0, blind.stderr
     table = blind.stdout.partition("What is 1 plus 2?")
     assert table[1]

@@ -68,11 +68,11 @@ def test_the_openai_client_gets_the_answers_of_generate_and_sigterm_ends_all_pro
     try:
         assert process.stdout is not None
         shown = ""
-        while not (found := re.search(r"URL +(\S+)", shown)):
+        while not (match := re.search(r"URL +(\S+)", shown)):
             line = process.stdout.readline()
             assert line, shown
             shown += line
-        with OpenAI(base_url=found[1], api_key="none", timeout=60, max_retries=0) as client:
+        with OpenAI(base_url=match[1], api_key="none", timeout=60, max_retries=0) as client:
             answer = client.chat.completions.create(
                 model="mine", messages=QUESTION, max_tokens=12, temperature=0
             )
@@ -169,8 +169,8 @@ def test_applying_twice_creates_one_deployment_and_one_service(
             requests=requests,
         )
     with ClusterApi() as api:
-        found = api.get(f"/apis/apps/v1/namespaces/{namespace}/deployments")["items"]
+        deployments = api.get(f"/apis/apps/v1/namespaces/{namespace}/deployments")["items"]
         services = api.get(f"/api/v1/namespaces/{namespace}/services")["items"]
-    (container,) = found[0]["spec"]["template"]["spec"]["containers"]
-    assert (len(found), [each["metadata"]["name"] for each in services]) == (1, ["mine"])
+    (container,) = deployments[0]["spec"]["template"]["spec"]["containers"]
+    assert (len(deployments), [each["metadata"]["name"] for each in services]) == (1, ["mine"])
     assert container["args"][container["args"].index("--max-num-seqs") + 1] == "4"

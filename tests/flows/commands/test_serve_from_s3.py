@@ -72,19 +72,19 @@ def test_a_damaged_model_ends_the_init_container_with_one_line(
     damaged = next(key for key in keys if key.endswith("-config.json"))
     client.put_object(Bucket="bucket", Key=damaged, Body=b"{}")
     source = (Path(finished.__file__).with_name("fetch_in_pod.py")).read_text()
-    found = finished_models.stored_in_s3(stored)
-    assert found is not None
-    done = _run(["-c", source, found.address], tmp_path / "pod", s3)
+    stored_model = finished_models.stored_in_s3(stored)
+    assert stored_model is not None
+    done = _run(["-c", source, stored_model.address], tmp_path / "pod", s3)
     assert done.returncode == 1
     assert "config.json has changed since it was stored" in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def _run(words: list[str], folder: Path, endpoint: str) -> subprocess.CompletedProcess[str]:
+def _run(arguments: list[str], folder: Path, endpoint: str) -> subprocess.CompletedProcess[str]:
     """Run the init container's command for another folder, without this package."""
     environment = {"PATH": os.environ["PATH"], **CREDENTIALS, "AWS_ENDPOINT_URL_S3": endpoint}
     return subprocess.run(
-        [sys.executable, *words, str(folder)],
+        [sys.executable, *arguments, str(folder)],
         env=environment,
         cwd=folder.parent,
         capture_output=True,

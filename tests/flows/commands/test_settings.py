@@ -11,8 +11,8 @@ from estimator.cli.app import app
 from launchers.settings import dotted_names
 
 
-def run(*words: str) -> str:
-    done = CliRunner().invoke(app, ["settings", *words], prog_name="finetune")
+def run(*arguments: str) -> str:
+    done = CliRunner().invoke(app, ["settings", *arguments], prog_name="finetune")
     return done.output
 
 

@@ -124,5 +124,5 @@ def test_an_interrupted_doctor_leaves_no_process(number: signal.Signals, tmp_pat
     assert not _is_running("sleep", "86398")
 
 
-def _is_running(*words: str) -> bool:
-    return any(each.info["cmdline"] == list(words) for each in psutil.process_iter(["cmdline"]))
+def _is_running(*arguments: str) -> bool:
+    return any(each.info["cmdline"] == list(arguments) for each in psutil.process_iter(["cmdline"]))

@@ -32,8 +32,8 @@ def probe_that(name: str, limit_s: float = 60) -> Probe:
 
 @pytest.mark.usefixtures("modules")
 def test_a_failing_probe_is_reported_in_one_line_and_the_others_continue() -> None:
-    found = run_probes([probe_that(name, 2 if name == "hangs" else 60) for name in PROBES])
-    lines = {probe.name: line for probe, (line,) in found}
+    probe_lines = run_probes([probe_that(name, 2 if name == "hangs" else 60) for name in PROBES])
+    lines = {probe.name: line for probe, (line,) in probe_lines}
     assert set(lines) == set(PROBES)
     assert (lines["raises"].found, lines["leaves"].found) == ("ValueError: first", "SystemExit: 3")
     assert lines["dies"].found == "its process ended with status 7: last words"

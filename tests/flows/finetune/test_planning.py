@@ -28,16 +28,16 @@ Usage = namedtuple("Usage", "total used free")
 
 
 def test_flags_override_the_file_and_set_overrides_both() -> None:
-    made = planning.settings_from(
+    chosen = planning.settings_from(
         {"seed": 1, "epochs": 2, "global_batch_size": 4},
         {"epochs": 3, "global_batch_size": 6, "set": ("global_batch_size=8",)},
     )
-    assert (made.seed, made.epochs, made.global_batch_size) == (1, 3, 8)
+    assert (chosen.seed, chosen.epochs, chosen.global_batch_size) == (1, 3, 8)
 
 
 def test_an_empty_flag_does_not_override_the_file() -> None:
-    made = planning.settings_from({"optimizer": {"lr": 1e-4}}, {"lr": "", "nodes": None})
-    assert made.optimizer.lr == 1e-4
+    chosen = planning.settings_from({"optimizer": {"lr": 1e-4}}, {"lr": "", "nodes": None})
+    assert chosen.optimizer.lr == 1e-4
 
 
 def test_trackers_may_be_given_with_commas() -> None:
@@ -50,8 +50,8 @@ def test_every_flag_is_a_setting() -> None:
 
 
 def test_a_plan_for_a_local_dataset_has_its_number_of_steps_and_reads_all_rows(dataset: Path) -> None:
-    made = planning.plan_from_parameters({**PARAMETERS, "dataset": str(dataset)}, "local")
-    assert made.layout.global_batch_size == 8
+    planned = planning.plan_from_parameters({**PARAMETERS, "dataset": str(dataset)}, "local")
+    assert planned.layout.global_batch_size == 8
     dataset.write_text(dataset.read_text() + "{broken\n")
     with pytest.raises(UserError, match="line 61"):
         planning.plan_from_parameters({**PARAMETERS, "dataset": str(dataset)}, "local")
@@ -132,28 +132,28 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> list[Cluster | UserError]:
 def test_a_remote_run_is_planned_with_the_nodes_of_the_cluster(
     cluster: list[Cluster], backend: Backend
 ) -> None:
-    made = planning.plan_from_parameters(ON_CLUSTER, backend)
-    assert (made.request.instance_type, made.target) == ("p5.48xlarge", backend)
-    assert any("the cluster has 2 of p5.48xlarge" in line for line in made.why)
+    planned = planning.plan_from_parameters(ON_CLUSTER, backend)
+    assert (planned.request.instance_type, planned.target) == ("p5.48xlarge", backend)
+    assert any("the cluster has 2 of p5.48xlarge" in line for line in planned.why)
 
 
 def test_an_unreachable_cluster_is_reported_in_one_line(
     cluster: list[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster[0] = UserError("The API cannot be reached: refused.", "Is the VPN up?")
-    made = planning.plan_from_parameters(ON_CLUSTER, "kubernetes")
-    assert made.request.instance_type is not None
-    said = [line for line in capsys.readouterr().err.splitlines() if "catalogue" in line]
-    assert said == ["Planned with the catalogue's machines: The API cannot be reached: refused."]
+    planned = planning.plan_from_parameters(ON_CLUSTER, "kubernetes")
+    assert planned.request.instance_type is not None
+    warnings = [line for line in capsys.readouterr().err.splitlines() if "catalogue" in line]
+    assert warnings == ["Planned with the catalogue's machines: The API cannot be reached: refused."]
 
 
 def test_from_catalogue_is_a_flag_without_a_value_and_a_setting(
     cluster: list[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     in_file = {"resources": {"from_catalogue": True}}
-    for given, meant in (({}, False), ({"from_catalogue": True}, True)):
-        assert planning.settings_from({}, given).resources.from_catalogue is meant
-        assert planning.settings_from(in_file, given).resources.from_catalogue
+    for values, meant in (({}, False), ({"from_catalogue": True}, True)):
+        assert planning.settings_from({}, values).resources.from_catalogue is meant
+        assert planning.settings_from(in_file, values).resources.from_catalogue
     assert planning.settings_from(in_file, {"from_catalogue": False}).resources.from_catalogue
     cluster[0] = UserError("Nobody is to be asked.")
     planning.plan_from_parameters({**ON_CLUSTER, "from_catalogue": True}, "kubernetes")
@@ -165,8 +165,8 @@ def test_a_run_on_cpus_reads_no_inventory_of_gpus(
     cluster: list[Any], parameters: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster[0] = UserError("Nobody is to be asked.")
-    made = planning.plan_from_parameters({**ON_CLUSTER, **parameters}, "kubernetes")
-    assert made.layout.device == "cpu"
+    planned = planning.plan_from_parameters({**ON_CLUSTER, **parameters}, "kubernetes")
+    assert planned.layout.device == "cpu"
     assert "catalogue" not in capsys.readouterr().err
 
 
@@ -187,10 +187,10 @@ def test_a_resumed_run_keeps_its_original_plan(cluster: list[Any], monkeypatch: 
     cluster[0] = Cluster(context="training", nodes=(busy,))
     monkeypatch.setattr(planning, "command", lambda: "resume")
     monkeypatch.setattr(planning, "_newest_checklist", lambda *_, **__: None)
-    kept: list[Any] = [first]
-    monkeypatch.setattr(planning, "resumed_artifact", lambda *_: kept[0])
+    earlier_plans: list[Any] = [first]
+    monkeypatch.setattr(planning, "resumed_artifact", lambda *_: earlier_plans[0])
     assert planning.plan_from_parameters(ON_CLUSTER, "kubernetes") == first
-    kept[0] = None  # its step start has not ended
+    earlier_plans[0] = None  # its step start has not ended
     assert planning.plan_from_parameters(ON_CLUSTER, "kubernetes") != first
 
 
@@ -202,13 +202,13 @@ def test_a_spot_run_uses_only_spot_nodes_and_the_checkpoint_interval_of_its_plan
     assert "matches --spot" in caught.value.problem  # no label marks its nodes
     cluster[0] = Cluster(context="training", nodes=(replace(nodes_of("p5.48xlarge", 2), spot=True),))
     rate = {"set": ("resources.interruption_rate=0.05",)}
-    made = planning.plan_from_parameters({**ON_CLUSTER, "spot": True, **rate}, "kubernetes")
-    found = made.prediction.interruptions
-    assert made.request.spot
-    assert made.prediction.price_kind == "spot"
-    assert found.steps is not None
-    for given, every in (({}, found.steps), ({"checkpoint_every": 7}, 7)):
-        decided = config({**ON_CLUSTER, **given}, "llama-8b").with_checkpoint_interval(1000, made)
+    planned = planning.plan_from_parameters({**ON_CLUSTER, "spot": True, **rate}, "kubernetes")
+    interruptions = planned.prediction.interruptions
+    assert planned.request.spot
+    assert planned.prediction.price_kind == "spot"
+    assert interruptions.steps is not None
+    for values, every in (({}, interruptions.steps), ({"checkpoint_every": 7}, 7)):
+        decided = config({**ON_CLUSTER, **values}, "llama-8b").with_checkpoint_interval(1000, planned)
         assert decided.checkpoint_every == every
     assert not planning.plan_from_parameters({**PARAMETERS, "spot": True}, "local").request.spot
 
@@ -227,15 +227,15 @@ def test_measured_bandwidth_and_the_label_of_healthy_nodes_are_part_of_the_plan(
     before = planning.plan_from_parameters(parameters, "kubernetes")
     result = healthy()
     slow = [replace(item, busbw_gbytes_per_s=20.0) for item in result.measurements.collectives]
-    found = checked(judge(replace(result.measurements, collectives=tuple(slow))))
+    checked_result = checked(judge(replace(result.measurements, collectives=tuple(slow))))
     exclusion = gate.NodeExclusion(labels=(("fit", "true"),), lines=("Excluded: host-2.",))
-    monkeypatch.setattr(planning, "_newest_checklist", lambda *_, **__: found)
+    monkeypatch.setattr(planning, "_newest_checklist", lambda *_, **__: checked_result)
     monkeypatch.setattr(gate, "exclude_nodes", lambda *_: exclusion)
     after = planning.plan_from_parameters(parameters, "kubernetes")
     assert any("between nodes 20 GB/s as measured" in line for line in after.why)
     assert after.prediction.tokens_per_second < 0.8 * before.prediction.tokens_per_second
     assert (before.request.node_labels, after.request.node_labels) == ((), (("fit", "true"),))
     assert "Excluded: host-2." in capsys.readouterr().err
-    monkeypatch.setattr(type(found), "is_of", lambda *_: False)
+    monkeypatch.setattr(type(checked_result), "is_of", lambda *_: False)
     other = planning.plan_from_parameters(parameters, "kubernetes")
     assert other.prediction == before.prediction, "measured on another instance type"

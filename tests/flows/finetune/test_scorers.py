@@ -50,7 +50,7 @@ def test_a_reward_model_is_fetched_once_unless_the_launch_uploaded_it(
     monkeypatch.setattr(artifacts, "fetch_weights_once", lambda name, *_, **__: f"fetched {name}")
     monkeypatch.setattr(artifacts, "fetch_tokenizer", lambda reference, _: reference)
     monkeypatch.setattr(scorers, "check_reward_model", lambda *arguments: checked.append(arguments))
-    found = scorers.fetch_reward_model_once(str(tmp_path), "rl.reward", tmp_path)
-    assert found == (staged or f"fetched {tmp_path}")
-    assert checked == [(found, "rl.reward", str(tmp_path))]
+    folder = scorers.fetch_reward_model_once(str(tmp_path), "rl.reward", tmp_path)
+    assert folder == (staged or f"fetched {tmp_path}")
+    assert checked == [(folder, "rl.reward", str(tmp_path))]
     assert scorers.fetch_reward_model_once("module:function", "rl.reward", tmp_path) is None

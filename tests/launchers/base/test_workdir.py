@@ -55,8 +55,8 @@ def as_a_stranger(script: str, *arguments: str) -> subprocess.CompletedProcess[s
 def test_a_work_folder_exists_while_its_task_runs_and_is_removed_afterwards(base: Path) -> None:
     with workdir.work_folder("7", "train", "3") as folder:
         assert folder.is_dir()
-        with workdir.work_folder("7", "train", "3") as again:
-            assert again != folder
+        with workdir.work_folder("7", "train", "3") as second_folder:
+            assert second_folder != folder
             assert folder.is_dir()
     assert not list(base.iterdir())
 
@@ -75,8 +75,8 @@ def test_the_folder_of_a_killed_task_is_removed_and_that_of_a_running_task_kept(
             task.kill()
             task.wait(60)
     assert folder.is_dir()
-    with workdir.work_folder("8", "train", "1") as own:
-        assert list(base.iterdir()) == [own]
+    with workdir.work_folder("8", "train", "1") as work:
+        assert list(base.iterdir()) == [work]
 
 
 def test_a_folder_that_cannot_be_written_is_reported_in_two_lines(base: Path) -> None:
@@ -111,20 +111,20 @@ def test_users_of_one_machine_do_not_share_a_folder(monkeypatch: pytest.MonkeyPa
     for place in ("named", None):
         if place is None:
             monkeypatch.delenv("FINETUNE_WORK_DIR")
-        own = workdir.root()
+        own_root = workdir.root()
         with monkeypatch.context() as another:
             another.setattr(os, "getuid", lambda: 4711)
-            assert workdir.root() != own
-            assert workdir.root().parent == own.parent
+            assert workdir.root() != own_root
+            assert workdir.root().parent == own_root.parent
 
 
 @needs_root
-@pytest.mark.parametrize("made", ['mkdir -m 777 "$1"', 'mkdir "$1-b"; ln -s "$1-b" "$1"', 'touch "$1"'])
+@pytest.mark.parametrize("expected", ['mkdir -m 777 "$1"', 'mkdir "$1-b"; ln -s "$1-b" "$1"', 'touch "$1"'])
 def test_a_work_folder_created_by_another_user_is_refused_before_anything_is_written(
-    everybodys: Path, made: str
+    everybodys: Path, expected: str
 ) -> None:
     root = workdir.root()
-    done = as_a_stranger(made, str(root))
+    done = as_a_stranger(expected, str(root))
     assert done.returncode == 0, done.stderr
     before = {path: path.lstat().st_mtime_ns for path in everybodys.rglob("*")}
     for way in (workdir.check_root, workdir.work_folder("7", "train", "3").__enter__):

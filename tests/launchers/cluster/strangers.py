@@ -33,8 +33,8 @@ def greets(run: str, secret: str, claim: bytes, message: bytes) -> Attack:
 
     def attack(sock: socket.socket) -> None:
         challenge = sock.recv(_CHALLENGE)[len(MAGIC) :]
-        where = Endpoint(host="", ports=(), secret=Secret(secret), run=run)
-        proof = where.prove("caller", challenge, b"n" * 32, claim)
+        endpoint = Endpoint(host="", ports=(), secret=Secret(secret), run=run)
+        proof = endpoint.prove("caller", challenge, b"n" * 32, claim)
         sock.sendall(MAGIC + b"n" * 32 + len(claim).to_bytes(4, "big") + claim + proof)
         sock.sendall(len(message).to_bytes(4, "big") + message)
         while sock.recv(65_536):

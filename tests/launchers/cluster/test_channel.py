@@ -53,10 +53,10 @@ def endpoint(port: int | None = None, **changes: Any) -> Endpoint:
 class Main:
     """A listener that takes in whoever knows the secret, unless its name is negative."""
 
-    def __init__(self, where: Endpoint) -> None:
-        self.where = where
+    def __init__(self, address: Endpoint) -> None:
+        self.where = address
         self.members: queue.Queue[tuple[int, Connection[Any]]] = queue.Queue()
-        self.listener = Listener(where, Claim, self.welcome, callers=2048)
+        self.listener = Listener(address, Claim, self.welcome, callers=2048)
 
     def welcome(self, guest: Guest[Claim]) -> None:
         if guest.claim.name < 0:
@@ -72,12 +72,12 @@ class Main:
 
 @pytest.fixture
 def main() -> Iterator[Main]:
-    with contextlib.closing(Main(endpoint())) as made:
-        yield made
+    with contextlib.closing(Main(endpoint())) as main_process:
+        yield main_process
 
 
-def call(where: Endpoint, name: int = 1, limit_s: float = 10.0) -> Connection[Any]:
-    return connect(where, Claim(name=name), TEXTS, limit_s=limit_s, silence_s=10.0)
+def call(address: Endpoint, name: int = 1, limit_s: float = 10.0) -> Connection[Any]:
+    return connect(address, Claim(name=name), TEXTS, limit_s=limit_s, silence_s=10.0)
 
 
 def stranger(main: Main) -> socket.socket:
@@ -110,10 +110,10 @@ def takes_part(main: Main, name: int = 1) -> float:
     return time.monotonic() - begin
 
 
-def greeting(where: Endpoint, challenge: bytes, claim: bytes, *, role: str = "caller") -> bytes:
+def greeting(address: Endpoint, challenge: bytes, claim: bytes, *, role: str = "caller") -> bytes:
     """What a caller says that knows the secret."""
     nonce = b"n" * 32
-    proof = where.prove(role, challenge[len(MAGIC) :], nonce, claim)
+    proof = address.prove(role, challenge[len(MAGIC) :], nonce, claim)
     return MAGIC + nonce + len(claim).to_bytes(4, "big") + claim + proof
 
 
@@ -133,21 +133,21 @@ def test_a_caller_with_another_secret_or_of_another_run_is_refused(
 
 def test_a_caller_rejects_a_listener_that_does_not_know_the_secret() -> None:
     """It sends the caller's own proof back, which was made for the other role."""
-    where = endpoint()
-    with socket.create_server(("127.0.0.1", where.ports[0])) as listener:
+    address = endpoint()
+    with socket.create_server(("127.0.0.1", address.ports[0])) as listener:
 
         def mirror() -> None:
             sock, _ = listener.accept()
             with sock:
                 sock.sendall(MAGIC + b"c" * 32)
-                said = sock.recv(4096)
-                claim = said[len(MAGIC) + 36 : -32]
-                sock.sendall(said[-32:] + len(claim).to_bytes(4, "big") + claim)
+                greeting_bytes = sock.recv(4096)
+                claim = greeting_bytes[len(MAGIC) + 36 : -32]
+                sock.sendall(greeting_bytes[-32:] + len(claim).to_bytes(4, "big") + claim)
                 ended(sock)
 
         threading.Thread(target=mirror, daemon=True).start()
         with pytest.raises(Unreachable, match="does not know the secret"):
-            call(where, limit_s=0.0)
+            call(address, limit_s=0.0)
 
 
 def test_a_replayed_greeting_is_refused(main: Main) -> None:
@@ -156,17 +156,17 @@ def test_a_replayed_greeting_is_refused(main: Main) -> None:
         first.sendall(recorded)
         assert first.recv(4096), "the first time it is taken in"
         assert main.members.get(timeout=5)[0] == 7
-    with stranger(main) as again:
-        again.recv(CHALLENGE)
-        again.sendall(recorded)
-        assert ended(again) < 2
+    with stranger(main) as second_socket:
+        second_socket.recv(CHALLENGE)
+        second_socket.sendall(recorded)
+        assert ended(second_socket) < 2
     assert main.members.empty()
 
 
 def test_a_greeting_whose_name_was_changed_after_signing_is_refused(main: Main) -> None:
     with stranger(main) as sock:
-        said = greeting(main.where, sock.recv(CHALLENGE), b'{"name":7}')
-        sock.sendall(said.replace(b'{"name":7}', b'{"name":8}'))
+        signed_greeting = greeting(main.where, sock.recv(CHALLENGE), b'{"name":7}')
+        sock.sendall(signed_greeting.replace(b'{"name":7}', b'{"name":8}'))
         assert ended(sock) < 2
     assert main.members.empty()
 
@@ -182,11 +182,11 @@ BEFORE_THE_PROOF = {
 }
 
 
-@pytest.mark.parametrize("said", BEFORE_THE_PROOF.values(), ids=BEFORE_THE_PROOF)
-def test_unauthenticated_messages_are_neither_read_nor_answered(main: Main, said: bytes) -> None:
+@pytest.mark.parametrize("expected", BEFORE_THE_PROOF.values(), ids=BEFORE_THE_PROOF)
+def test_unauthenticated_messages_are_neither_read_nor_answered(main: Main, expected: bytes) -> None:
     with stranger(main) as sock:
         with contextlib.suppress(OSError):  # it may have hung up already
-            sock.sendall(said)
+            sock.sendall(expected)
             sock.shutdown(socket.SHUT_WR)
         assert ended(sock) < 2
     assert main.members.empty()
@@ -198,11 +198,11 @@ def test_a_greeting_sent_byte_by_byte_times_out_and_delays_no_other_caller(
 ) -> None:
     monkeypatch.setattr(listener, "GREETING_S", 1.5)
     with stranger(main) as sock:
-        said = greeting(main.where, sock.recv(CHALLENGE), b'{"name":7}')
+        signed_greeting = greeting(main.where, sock.recv(CHALLENGE), b'{"name":7}')
         begin = time.monotonic()
         assert takes_part(main) < 1.5, "others are greeted beside it"
         with contextlib.suppress(OSError):
-            for byte in said:
+            for byte in signed_greeting:
                 sock.sendall(bytes([byte]))
                 time.sleep(0.1)
         assert 1.0 < time.monotonic() - begin < 4.0
@@ -281,8 +281,8 @@ def test_ports_in_use_by_other_programs_are_skipped(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_listener_on_the_ipv6_loopback_address_accepts_callers() -> None:
-    where = endpoint(host="::1")
-    with contextlib.closing(Main(where)) as main:
+    address = endpoint(host="::1")
+    with contextlib.closing(Main(address)) as main:
         assert main.listener._socket.getsockname()[0] == "::1"
         assert takes_part(main) < 5
 
@@ -319,10 +319,10 @@ def serve(port: int) -> None:
     """A process that greets until it is killed."""
     main = Main(endpoint(port))
     print("listens", flush=True)
-    kept = []
+    connections = []
     while True:
-        kept.append(main.members.get()[1])
-        kept[-1].send(Text(number=1))
+        connections.append(main.members.get()[1])
+        connections[-1].send(Text(number=1))
 
 
 def test_a_listener_recovers_from_more_half_open_connections_than_file_descriptors(tmp_path: Path) -> None:
@@ -331,12 +331,12 @@ def test_a_listener_recovers_from_more_half_open_connections_than_file_descripto
     if 0 <= hard < 3000:
         pytest.skip(f"only {hard} open files are allowed here")
     listener._allow_descriptors(3000)
-    where = endpoint()
+    address = endpoint()
     with (tmp_path / "log").open("w") as log:
         process = subprocess.Popen(
             [
                 *("prlimit", f"--nofile={descriptors}:{descriptors}"),
-                *(sys.executable, "-c", f"from {__name__} import serve; serve({where.ports[0]})"),
+                *(sys.executable, "-c", f"from {__name__} import serve; serve({address.ports[0]})"),
             ],
             cwd=ROOT,
             stdout=subprocess.PIPE,
@@ -348,17 +348,17 @@ def test_a_listener_recovers_from_more_half_open_connections_than_file_descripto
         for _ in range(connections):
             sock = socket.socket()
             sock.setblocking(False)
-            sock.connect_ex(("127.0.0.1", where.ports[0]))
+            sock.connect_ex(("127.0.0.1", address.ports[0]))
             half_open.append(sock)
         time.sleep(1)
         begin = time.monotonic()
-        member = call(where, limit_s=60)
+        member = call(address, limit_s=60)
         assert member.receive() == Text(number=1)
         waited = time.monotonic() - begin
         for sock in half_open:
             sock.close()
         begin = time.monotonic()
-        other = call(where, 2, limit_s=60)
+        other = call(address, 2, limit_s=60)
         assert other.receive() == Text(number=1)
         after = time.monotonic() - begin
         assert waited < 45

@@ -13,7 +13,7 @@ import pytest
 from launchers.cluster import processes
 
 
-def look(signals: processes.WaitingSignals) -> None:
+def poll(signals: processes.WaitingSignals) -> None:
     if (number := signals.take()) is not None:
         signals.act(number)
 
@@ -26,7 +26,7 @@ def interrupted(done: list[str], *, look_at: int | None = None, times: int = 1) 
                 os.kill(os.getpid(), signal.SIGINT)
             done.append(f"thing {number}")
             if look_at == number:
-                look(signals)
+                poll(signals)
 
 
 def test_a_signal_is_deferred_until_it_is_polled() -> None:
@@ -55,7 +55,7 @@ def test_a_second_signal_is_raised_at_once() -> None:
 def terminated() -> None:
     with processes.sigterm_raises(), processes.signals_wait() as signals:
         os.kill(os.getpid(), signal.SIGTERM)
-        look(signals)
+        poll(signals)
 
 
 def test_sigterm_raises_an_exception_where_it_is_polled() -> None:
@@ -67,17 +67,17 @@ def test_sigterm_raises_an_exception_where_it_is_polled() -> None:
 
 def test_signal_handlers_are_unchanged_if_another_thread_defers_signals() -> None:
     before = signal.getsignal(signal.SIGINT)
-    seen = []
+    thread_handlers = []
 
     def block() -> None:
         with processes.signals_wait() as signals:
-            look(signals)
-            seen.append(signal.getsignal(signal.SIGINT))
+            poll(signals)
+            thread_handlers.append(signal.getsignal(signal.SIGINT))
 
     thread = threading.Thread(target=block)
     thread.start()
     thread.join(10)
-    assert seen == [before]
+    assert thread_handlers == [before]
 
 
 def test_the_tail_of_a_log_omits_uninformative_lines(tmp_path: Path) -> None:

@@ -62,9 +62,9 @@ class Recorder:
 
 @pytest.fixture
 def recorder() -> Iterator[Recorder]:
-    made = Recorder()
-    yield made
-    made.server.close()
+    started = Recorder()
+    yield started
+    started.server.close()
 
 
 def test_a_duplicate_node_is_refused_and_its_number_is_free_again_after_a_loss(recorder: Recorder) -> None:

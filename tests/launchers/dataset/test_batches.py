@@ -25,7 +25,7 @@ def test_every_row_of_a_step_is_processed_once_in_any_layout(
     layout = runs.make_job(
         tmp_path, tmp_path, tmp_path, steps=2, world=world, micro=micro, accumulation=accumulation
     ).plan.layout
-    seen, tokens = [], 0
+    rows_seen, tokens = [], 0
     for rank in range(world):
         of_rank = list(batches.micro_batches(data, layout, 1, rank))
         assert [len(batch.input_ids) for batch in of_rank] == [micro] * accumulation
@@ -33,9 +33,9 @@ def test_every_row_of_a_step_is_processed_once_in_any_layout(
             for place, row in enumerate(batch.input_ids):
                 index = 12 + (number * micro + place) * world + rank
                 assert np.array_equal(row[: len(rows[index].tokens)].numpy(), rows[index].tokens)
-                seen.append(index)
+                rows_seen.append(index)
             tokens += batch.tokens
-    assert sorted(seen) == list(range(12, 24))
+    assert sorted(rows_seen) == list(range(12, 24))
     assert tokens == sum(len(row.tokens) for row in rows[12:])
 
 
@@ -57,21 +57,21 @@ def test_the_chunked_loss_and_its_gradient_equal_those_of_the_full_loss(
     logits = torch.randn(3, 5, 11, requires_grad=True)
     labels = torch.randint(0, 11, (3, 5))
     labels[0, :3] = IGNORE
-    whole = torch.nn.functional.cross_entropy(
+    full_loss = torch.nn.functional.cross_entropy(
         logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORE, reduction="sum"
     )
-    (wanted,) = torch.autograd.grad(whole, logits)
+    (expected_gradient,) = torch.autograd.grad(full_loss, logits)
     chunked = batches.summed_cross_entropy(logits, labels)
     (gradient,) = torch.autograd.grad(chunked, logits)
-    assert chunked.item() == pytest.approx(whole.item(), rel=1e-6)
-    assert torch.allclose(gradient, wanted, atol=1e-6)
+    assert chunked.item() == pytest.approx(full_loss.item(), rel=1e-6)
+    assert torch.allclose(gradient, expected_gradient, atol=1e-6)
 
 
 def test_counted_labels_of_a_step_are_summed_over_all_ranks(tmp_path: Path) -> None:
     rows = runs.documents(8)
     data = Prepared(runs.make_data(tmp_path, rows, batch=4, steps=2))
-    wanted = sum(int((row.labels != IGNORE).sum()) for row in rows[4:])
-    assert batches.counted_labels(data, 1, 4) == wanted
+    expected_count = sum(int((row.labels != IGNORE).sum()) for row in rows[4:])
+    assert batches.counted_labels(data, 1, 4) == expected_count
 
 
 class Rows:

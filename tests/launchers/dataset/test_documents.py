@@ -45,8 +45,8 @@ def several(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
 
 
-def content(found: Documents) -> list[Any]:
-    rows = [found.row(np.array([number])) for number in range(len(found))]
+def content(tokenized: Documents) -> list[Any]:
+    rows = [tokenized.row(np.array([number])) for number in range(len(tokenized))]
     return [(row.tokens.tolist(), row.labels.tolist()) for row in rows]
 
 
@@ -88,9 +88,9 @@ def test_several_processes_tokenize_selected_rows_and_name_an_invalid_one(
     tokenizer = load_tokenizer(model, settings)
     base = stored(tmp_path / "rows", chats(60))
     rows = Selected(base, np.arange(59, -1, -1), {3: Conversation(text="instead", line=57)})
-    found = tokenize(rows, model, tokenizer, settings, 64, tmp_path / "a")
+    tokenized = tokenize(rows, model, tokenizer, settings, 64, tmp_path / "a")
     alone = tokenize(list(rows), model, tokenizer, settings, 64, tmp_path / "b")
-    assert content(found) == content(alone)
+    assert content(tokenized) == content(alone)
     template = "{% if '44' in messages[0]['content'] %}{{ raise_exception('no 44') }}{% endif %}"
     refusing = build(
         {"chat_template": template + "{% for turn in messages %}{{ turn['content'] }}{% endfor %}"}

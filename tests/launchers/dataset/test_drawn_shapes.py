@@ -44,20 +44,20 @@ def test_captions_describe_the_drawn_shapes() -> None:
             drawn_shapes.COLORS[color],
             drawn_shapes.BACKGROUNDS[background],
         }
-        left, top, right, bottom = ImageChops.difference(image, empty).getbbox()
-        assert right - left == pytest.approx(2 * drawn_shapes.SIZES[size] * min(image.size), abs=3)
-        center = (left + right) / 2 / image.width, (top + bottom) / 2 / image.height
+        remaining, top, right, bottom = ImageChops.difference(image, empty).getbbox()
+        assert right - remaining == pytest.approx(2 * drawn_shapes.SIZES[size] * min(image.size), abs=3)
+        center = (remaining + right) / 2 / image.width, (top + bottom) / 2 / image.height
         assert center == pytest.approx(drawn_shapes.PLACES[" ".join(place)], abs=0.03), caption
-        middle = image.getpixel(((left + right) // 2, (top + bottom) // 2))
+        middle = image.getpixel(((remaining + right) // 2, (top + bottom) // 2))
         assert (middle == drawn_shapes.COLORS[color]) == (shape != "ring")
 
 
 def test_captions_of_the_default_set_are_unique_and_each_shape_has_each_image_size() -> None:
-    seen = [
+    image_sizes = [
         (caption, Image.open(io.BytesIO(file)).size)
         for caption, file in drawn_shapes.drawn(drawn_shapes.COUNT)
     ]
-    assert len({caption for caption, _ in seen}) == drawn_shapes.COUNT
-    formats = Counter((caption.split()[3], size) for caption, size in seen)
+    assert len({caption for caption, _ in image_sizes}) == drawn_shapes.COUNT
+    formats = Counter((caption.split()[3], size) for caption, size in image_sizes)
     assert len(formats) == len(drawn_shapes.SHAPES) * len(set(drawn_shapes.FORMATS))
     assert min(formats.values()) > 10

@@ -100,7 +100,7 @@ def test_errors_in_an_indented_json_list_name_the_line_of_the_row(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("name", "content", "expected"),
     [
         ("d.json", '[{"text": "a"}, {"text": "b"]', "row 2: not JSON (Expecting ',' delimiter, line 1)"),
         ("d.json", '[{"text": "a"}', "row 2: not JSON (Expecting ']'"),
@@ -128,15 +128,15 @@ def test_errors_in_an_indented_json_list_name_the_line_of_the_row(tmp_path: Path
     ],
 )  # fmt: skip
 def test_an_unreadable_file_is_reported_in_one_line(
-    name: str, content: str | bytes, said: str, tmp_path: Path
+    name: str, content: str | bytes, expected: str, tmp_path: Path
 ) -> None:
     path = tmp_path / name
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(UserError) as error:
         list(read(path))
-    assert said in error.value.problem
+    assert expected in error.value.problem
     assert "\n" not in error.value.problem
-    if "unknown form" in said:
+    if "unknown form" in expected:
         assert error.value.advice == f"Use {files.FORMS}."
 
 
@@ -174,5 +174,5 @@ def test_unused_keys_are_reported_once_with_their_number_of_rows(
     given = [{"text": "a", "id": n, "url": "x" if n > 2 else None} for n in range(5)]
     path.write_text("".join(json.dumps(row) + "\n" for row in given))
     assert len(list(read(path))) == 5
-    said = f"Dataset {path}: these keys are not used: `id` (5 rows), `url` (2 rows)\n"
-    assert capsys.readouterr().err == said
+    report_line = f"Dataset {path}: these keys are not used: `id` (5 rows), `url` (2 rows)\n"
+    assert capsys.readouterr().err == report_line

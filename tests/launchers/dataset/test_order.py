@@ -53,12 +53,12 @@ def test_grouping_by_length_moves_rows_only_within_one_group_of_an_epoch(data: s
     drawn = drawn_epochs(count, epochs)
     order = grouped_by_length(drawn, lengths, batch, seed=0, first=first)
     assert order[: first * batch].tolist() == drawn[: first * batch].tolist()
-    most = max(1, min(count // (4 * batch), GROUPED_BATCHES)) * batch
+    group_rows = max(1, min(count // (4 * batch), GROUPED_BATCHES)) * batch
     for epoch in range(epochs):
         place = np.argsort(order[epoch * count : (epoch + 1) * count])
         before = np.argsort(drawn[epoch * count : (epoch + 1) * count])
         assert len(set(place.tolist())) == count
-        assert np.abs(place - before).max(initial=0) < most
+        assert np.abs(place - before).max(initial=0) < group_rows
     for step in range(first, len(order) // batch):
         widths = lengths[order[step * batch : (step + 1) * batch]]
         crosses = step * batch // count != (step * batch + batch - 1) // count

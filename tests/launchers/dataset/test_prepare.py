@@ -76,8 +76,12 @@ class TestPrepare:
         assert (info.rows, info.truncated_rows, info.dropped_rows, info.longest_row) == (5, 2, 1, 40)
         assert info.longest > 100
         text = summary(info, "mine.jsonl")
-        for words in ("mine.jsonl: 5 rows", "truncated at 40 tokens: 2 rows (33.3%)", "dropped: 1 rows"):
-            assert words in text
+        for expected_text in (
+            "mine.jsonl: 5 rows",
+            "truncated at 40 tokens: 2 rows (33.3%)",
+            "dropped: 1 rows",
+        ):
+            assert expected_text in text
 
     def test_a_dataset_without_usable_rows_is_refused(self, model: Path, tmp_path: Path) -> None:
         with pytest.raises(UserError, match="Nothing is left to train on: none of 3 rows"):
@@ -98,7 +102,7 @@ class TestPrepare:
 
         same = fingerprint(some(12))
         assert (fingerprint(some(12)), fingerprint(some(12), optimizer={"lr": 1e-3})) == (same, same)
-        others = [
+        other_fingerprints = [
             fingerprint(some(13)),
             fingerprint(some(12), seed=1),
             fingerprint(some(12), global_batch_size=2),
@@ -110,11 +114,11 @@ class TestPrepare:
         ]
         with (base_model / "tokenizer.json").open("a") as file:
             file.write("\n")
-        assert len({same, *others, fingerprint(some(12))}) == len(others) + 2
+        assert len({same, *other_fingerprints, fingerprint(some(12))}) == len(other_fingerprints) + 2
 
 
-def of_lengths(*words: int) -> list[Conversation]:
-    return [chat("Say it", "word " * count) for count in words]
+def of_lengths(*lengths: int) -> list[Conversation]:
+    return [chat("Say it", "word " * count) for count in lengths]
 
 
 class TestLongestFirst:
@@ -155,8 +159,10 @@ class TestLongestFirst:
         order = data.order.tolist()
         assert [self.words[row] for row in order[:2]] == [12, 11]
         assert sorted(order[:12]) == sorted(order[12:]) == list(range(12))
-        few = self.prepared(model, tmp_path / "few", group_by_length=True, global_batch_size=2, max_steps=5)
-        assert few.order.tolist() == order[:10]
+        shorter = self.prepared(
+            model, tmp_path / "few", group_by_length=True, global_batch_size=2, max_steps=5
+        )
+        assert shorter.order.tolist() == order[:10]
         other = self.prepared(model, tmp_path / "drawn", global_batch_size=2)
         assert other.info.fingerprint != data.info.fingerprint
 
@@ -183,8 +189,8 @@ class TestTokenBudget:
     def test_a_larger_token_budget_extends_the_order_of_a_smaller_one(
         self, model: Path, tmp_path: Path
     ) -> None:
-        few = self.prepared(model, tmp_path / "few", 500).order.tolist()
-        assert few == self.prepared(model, tmp_path / "many", 3000).order.tolist()[: len(few)]
+        small_order = self.prepared(model, tmp_path / "few", 500).order.tolist()
+        assert small_order == self.prepared(model, tmp_path / "many", 3000).order.tolist()[: len(small_order)]
 
 
 class TestPlainText:
@@ -196,14 +202,17 @@ class TestPlainText:
         long, short = (Conversation(text="Once upon a time. " * count) for count in (40, 2))
         settings = build({"task": "pretrain", "global_batch_size": 1, "longest_first": False})
         info = prepare([long, short], model, settings, 50, tmp_path)
-        (whole, _), (last, _) = tokenize([long, short], tokenizer)
+        (full_tokens, _), (last, _) = tokenize([long, short], tokenizer)
         data = Prepared(tmp_path)
         rows = [data.row(index) for index in range(len(data))]
-        assert np.concatenate([row.tokens for row in rows]).tolist() == [*whole.tolist(), *last.tolist()]
-        pieces = -(-len(whole) // 50)
+        assert np.concatenate([row.tokens for row in rows]).tolist() == [
+            *full_tokens.tolist(),
+            *last.tolist(),
+        ]
+        pieces = -(-len(full_tokens) // 50)
         assert [len(row.tokens) for row in rows[: pieces - 1]] == [50] * (pieces - 1)
         assert (info.rows, info.pieces, info.split_rows) == (pieces + 1, pieces, 1)
-        assert (info.truncated_rows, info.dropped_rows, info.longest) == (0, 0, len(whole))
+        assert (info.truncated_rows, info.dropped_rows, info.longest) == (0, 0, len(full_tokens))
         for row in rows:
             assert (row.labels[0], row.labels[1:].tolist()) == (IGNORE, row.tokens[1:].tolist())
         ends = [row.tokens.tolist().count(tokenizer.eos_token_id) for row in rows]
@@ -261,13 +270,15 @@ class TestPacking:
         bins = best_fit(lengths, capacity)
         assert sorted(index for members in bins for index in members) == list(range(len(lengths)))
         assert all(0 < sum(lengths[i] for i in members) <= capacity for members in bins)
-        came = {
+        positions = {
             index: place for place, index in enumerate(sorted(range(len(lengths)), key=lambda i: -lengths[i]))
         }
         for index, length in enumerate(lengths):  # no other bin had less space that was enough when it came
-            spaces = [capacity - sum(lengths[i] for i in bin_ if came[i] < came[index]) for bin_ in bins]
-            (own,) = (space for space, bin_ in zip(spaces, bins, strict=True) if index in bin_)
-            assert own == min(space for space in spaces if space >= length)
+            spaces = [
+                capacity - sum(lengths[i] for i in bin_ if positions[i] < positions[index]) for bin_ in bins
+            ]
+            (own_bins,) = (space for space, bin_ in zip(spaces, bins, strict=True) if index in bin_)
+            assert own_bins == min(space for space in spaces if space >= length)
 
     @pytest.mark.parametrize(("least", "packed"), [(2, True), (50, False)])
     def test_a_small_dataset_is_packed_only_if_enough_steps_are_left(
@@ -323,8 +334,8 @@ class TestHeldOut:
         assert train
         share = min(max(1, round(fraction * rows)), 256, rows - 1)
         assert len(held_out) == (share if fraction else 0)
-        again = split(conversations, settings)
-        assert list(map(list, again)) == [list(train), list(held_out)]
+        second_split = split(conversations, settings)
+        assert list(map(list, second_split)) == [list(train), list(held_out)]
 
     def test_held_out_rows_are_prepared_one_by_one_with_prompts_and_references(
         self, model: Path, tokenizer: Any, tmp_path: Path
@@ -351,8 +362,8 @@ class TestHeldOut:
         assert not (tmp_path / "heldout.jsonl").exists()
 
     def test_a_text_without_spaces_is_split_in_the_middle(self, tokenizer: Any) -> None:
-        prompt, rest = prompt_of(Conversation(text="abcdef"), tokenizer)
-        assert (prompt, rest) == ("<|begin_of_text|>abc", "def")
+        prompt, tail = prompt_of(Conversation(text="abcdef"), tokenizer)
+        assert (prompt, tail) == ("<|begin_of_text|>abc", "def")
 
 
 class TestSampleView:

@@ -26,10 +26,15 @@ def test_a_prepared_row_is_read_back_with_its_documents_judgments_and_images(tmp
     prepared.write(tmp_path / "data", rows, np.arange(3, dtype=np.int32), info)
     data = Prepared(tmp_path / "data")
     for index, expected in enumerate(rows):
-        found = data.row(index)
-        assert found.tokens.tolist() == expected.tokens.tolist()
-        assert found.desirable == expected.desirable
-        assert [image.tobytes() for image in found.images] == [image.tobytes() for image in expected.images]
-        assert found.positions.tolist() == [0, 1, 2, 0, 1]
-        assert [document.labels.tolist() for document in found.documents()] == [[IGNORE, 1, 2], [IGNORE, 4]]
+        stored_row = data.row(index)
+        assert stored_row.tokens.tolist() == expected.tokens.tolist()
+        assert stored_row.desirable == expected.desirable
+        assert [image.tobytes() for image in stored_row.images] == [
+            image.tobytes() for image in expected.images
+        ]
+        assert stored_row.positions.tolist() == [0, 1, 2, 0, 1]
+        assert [document.labels.tolist() for document in stored_row.documents()] == [
+            [IGNORE, 1, 2],
+            [IGNORE, 4],
+        ]
     assert data.row_lengths.tolist() == [5, 5, 5]

@@ -41,7 +41,7 @@ def test_a_prompt_is_the_chat_before_its_last_answer(row: dict[str, Any]) -> Non
 
 
 @pytest.mark.parametrize(
-    ("row", "words"),
+    ("row", "expected"),
     [
         ({"prompt": ""}, "`prompt` is empty"),
         ({"prompt": [{"role": "assistant", "content": "x"}]}, "without a user turn"),
@@ -49,8 +49,8 @@ def test_a_prompt_is_the_chat_before_its_last_answer(row: dict[str, Any]) -> Non
         ([1], "a JSON list"),
     ],
 )
-def test_rows_without_a_prompt_are_refused_with_the_reason(row: Any, words: str) -> None:
-    with pytest.raises(BadRow, match=words):
+def test_rows_without_a_prompt_are_refused_with_the_reason(row: Any, expected: str) -> None:
+    with pytest.raises(BadRow, match=expected):
         prompts.parse(row)
 
 
@@ -73,8 +73,8 @@ def test_prompts_are_prepared_in_groups_and_the_end_of_a_long_one_is_kept(tmp_pa
     assert max(data.row_lengths) == 30
     assert info.truncated_rows > 0
     assert all((data.row(n).labels == IGNORE).all() for n in range(10))
-    kept = prompts.read_written(tmp_path / "data" / PROMPTS)
-    assert [each.shown for each in kept] == [row.messages[0].content for row in rows]
+    stored_prompts = prompts.read_written(tmp_path / "data" / PROMPTS)
+    assert [each.shown for each in stored_prompts] == [row.messages[0].content for row in rows]
     assert len(prompts.read_written(tmp_path / "data" / "heldout" / PROMPTS)) == 2
     shorter = build(values | {"rl": {"group_size": 2, "max_completion_length": 20}})
     other = prepare.prepare(rows, tmp_path / "model", shorter, 50, tmp_path / "other")

@@ -113,9 +113,9 @@ class TestTemplates:
         assert counted_text(row, tokenizer).startswith("\n\nHello")
         ((ids, counted),) = tokenize([row], tokenizer)
         prompt, _ = prompt_of(row, tokenizer)
-        asked = tokenizer(prompt, add_special_tokens=False)["input_ids"]
-        assert ids[: len(asked)].tolist() == asked
-        assert counted.argmax() == len(asked)
+        prompt_ids = tokenizer(prompt, add_special_tokens=False)["input_ids"]
+        assert ids[: len(prompt_ids)].tolist() == prompt_ids
+        assert counted.argmax() == len(prompt_ids)
         assert tokenizer.decode(ids).startswith(prompt)
 
     def test_a_prompt_that_ends_in_a_space_is_tokenized_by_turns(self, model: Path) -> None:
@@ -139,7 +139,7 @@ class TestTemplates:
         assert list(tokenize([row], tokenizer, train_on_prompt=True))
 
     @pytest.mark.parametrize(
-        ("template", "said"),
+        ("template", "expected"),
         [
             (DROPPING % "system", "leaves out what the system says in turn 1"),
             (DROPPING % "user", "leaves out what the user says in turn 2"),
@@ -150,10 +150,10 @@ class TestTemplates:
         ],
     )
     def test_a_template_that_omits_a_turn_or_fails_is_refused_with_the_line(
-        self, model: Path, template: str, said: str
+        self, model: Path, template: str, expected: str
     ) -> None:
         tokenizer = load_tokenizer(model, build({"chat_template": template}))
-        with pytest.raises(UserError, match=f"line 5: the chat template {re.escape(said)}"):
+        with pytest.raises(UserError, match=f"line 5: the chat template {re.escape(expected)}"):
             list(tokenize([chat("Hi", "Good morning", system="Be brief.", line=5)], tokenizer))
 
     def test_a_template_may_trim_a_turn_remove_its_reasoning_or_write_it_as_json(self, model: Path) -> None:

@@ -131,14 +131,14 @@ class TestS3:
 
     @pytest.mark.usefixtures("bucket")
     @pytest.mark.parametrize(
-        ("url", "said"),
+        ("url", "expected"),
         [
             ("s3://data/v2/train.jsonl", "no such key"),
             ("s3://data", "names no file"),
         ],
     )
-    def test_missing_files_are_named(self, tmp_path: Path, url: str, said: str) -> None:
-        with pytest.raises(UserError, match=f"{url}.*{said}"):
+    def test_missing_files_are_named(self, tmp_path: Path, url: str, expected: str) -> None:
+        with pytest.raises(UserError, match=f"{url}.*{expected}"):
             fetch(url, tmp_path)
         assert list(tmp_path.iterdir()) == []
 

@@ -41,11 +41,11 @@ def test_every_kind_of_row_is_read_back_unchanged(tmp_path: Path) -> None:
 
 
 def test_equal_rows_have_equal_fingerprints_and_different_rows_do_not(tmp_path: Path) -> None:
-    first, again, other = (
+    first, second_fingerprint, other = (
         stored(tmp_path / name, rows).fingerprint
         for name, rows in (("a", ROWS), ("b", ROWS), ("c", [*ROWS, CHAT]))
     )
-    assert first == again != other
+    assert first == second_fingerprint != other
 
 
 def test_a_folder_whose_writing_was_interrupted_is_incomplete(tmp_path: Path) -> None:

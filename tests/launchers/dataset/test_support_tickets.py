@@ -27,9 +27,9 @@ def test_rows_are_identical_each_time_whatever_the_state_of_the_random_generator
 
 @pytest.mark.parametrize("split", SPLITS)
 def test_every_row_is_a_unique_message_with_its_record(tmp_path: Path, split: Split) -> None:
-    found = list(rows.read(write(tmp_path / "tickets.jsonl", split)))
-    assert len({row.messages[0].content for row in found}) == len(found) == ROWS[split]
-    for row in found:
+    stored_tickets = list(rows.read(write(tmp_path / "tickets.jsonl", split)))
+    assert len({row.messages[0].content for row in stored_tickets}) == len(stored_tickets) == ROWS[split]
+    for row in stored_tickets:
         question, answer = row.messages
         record = json.loads(answer.content)
         assert list(record) == ["area", "product", "urgent"]
@@ -39,7 +39,7 @@ def test_every_row_is_a_unique_message_with_its_record(tmp_path: Path, split: Sp
         assert isinstance(record["urgent"], bool)
     assert {ticket.area for ticket in tickets(split)} == set(AREAS)
     assert {ticket.product for ticket in tickets(split)} == set(PRODUCTS)
-    assert 0.4 < sum(ticket.urgent for ticket in tickets(split)) / len(found) < 0.6
+    assert 0.4 < sum(ticket.urgent for ticket in tickets(split)) / len(stored_tickets) < 0.6
 
 
 def test_half_of_the_test_rows_have_a_wording_that_the_train_split_lacks() -> None:

@@ -63,16 +63,16 @@ class TestRead:
             jsonl(tmp_path / name, {"text": book})
         sections = stored.copied(list(texts.read(tmp_path / name)), tmp_path / "stored")
         assert len(sections) == 5
-        found = [section for section in sections if isinstance(section, Conversation)]
-        assert "".join(section.text or "" for section in found) == book
-        assert [(section.begins, section.ends) for section in found] == [
+        pieces = [section for section in sections if isinstance(section, Conversation)]
+        assert "".join(section.text or "" for section in pieces) == book
+        assert [(section.begins, section.ends) for section in pieces] == [
             (number == 0, number == 4) for number in range(5)
         ]
         model = tiny_llama.make(tmp_path / "model")
         tokenizer = render.load_tokenizer(model, settings.build({}))
-        [(whole, _)] = render.tokenize([Conversation(text=book)], tokenizer)
-        parts = [tokens for tokens, _ in render.tokenize(found, tokenizer)]
-        assert np.concatenate(parts).tolist() == whole.tolist()
+        [(full_tokens, _)] = render.tokenize([Conversation(text=book)], tokenizer)
+        parts = [tokens for tokens, _ in render.tokenize(pieces, tokenizer)]
+        assert np.concatenate(parts).tolist() == full_tokens.tolist()
 
     def test_bytes_that_are_not_utf_8_are_counted_over_all_blocks(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -84,14 +84,14 @@ class TestRead:
                 list(texts.read(tmp_path / "d.txt"))
 
     def test_each_row_of_a_parquet_column_is_a_document_read_batch_by_batch(self, tmp_path: Path) -> None:
-        wanted = [f"document {number}" for number in range(3000)]
-        path = table(tmp_path / "d.parquet", other=list(range(3000)), text=wanted)
+        expected_texts = [f"document {number}" for number in range(3000)]
+        path = table(tmp_path / "d.parquet", other=list(range(3000)), text=expected_texts)
         assert words(list(texts.read(path))) == [
-            (text, number) for number, text in enumerate(wanted, start=1)
+            (text, number) for number, text in enumerate(expected_texts, start=1)
         ]
 
     @pytest.mark.parametrize(
-        ("name", "content", "said"),
+        ("name", "content", "expected"),
         [
             ("d.txt", b"", "is empty"),
             ("d.txt", b"caf\xe9", "is not UTF-8 (byte 4)"),
@@ -108,17 +108,17 @@ class TestRead:
         ],
     )
     def test_an_unusable_text_file_is_named_in_one_line(
-        self, tmp_path: Path, name: str, content: bytes, said: str
+        self, tmp_path: Path, name: str, content: bytes, expected: str
     ) -> None:
         (tmp_path / name).write_bytes(content)
         with pytest.raises(UserError) as refused:
             list(texts.read(tmp_path / name))
-        assert said in refused.value.problem
+        assert expected in refused.value.problem
         assert name in refused.value.problem
         assert "\n" not in refused.value.problem
 
     @pytest.mark.parametrize(
-        ("columns", "said"),
+        ("columns", "expected"),
         [
             ({"body": ["a"]}, "`body`, but task pretrain needs plain text (`text`)"),
             ({"text": ["a", None]}, "row 2: `text` is empty"),
@@ -127,11 +127,11 @@ class TestRead:
         ],
     )
     def test_a_table_without_a_usable_text_column_is_named_in_one_line(
-        self, tmp_path: Path, columns: dict[str, list[Any]], said: str
+        self, tmp_path: Path, columns: dict[str, list[Any]], expected: str
     ) -> None:
         with pytest.raises(UserError) as refused:
             list(texts.read(table(tmp_path / "d.parquet", **columns)))
-        assert said in refused.value.problem
+        assert expected in refused.value.problem
         assert "\n" not in refused.value.problem
 
     def test_parquet_without_pyarrow_names_the_package_to_install(

@@ -130,8 +130,8 @@ def test_unused_keys_of_a_pair_are_recorded() -> None:
     assert fields.unused == {"input", "score"}
 
 
-def calls(*messages: dict[str, Any], **more: Any) -> dict[str, Any]:
-    return {"messages": [USER, *messages], **more}
+def calls(*messages: dict[str, Any], **overrides: Any) -> dict[str, Any]:
+    return {"messages": [USER, *messages], **overrides}
 
 
 CALLING = {"role": "assistant", "tool_calls": [CALL]}

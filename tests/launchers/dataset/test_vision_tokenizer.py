@@ -60,7 +60,7 @@ def tokenizer(folder: Path) -> Any:
 
 
 def rows_of(tokenizer: Any, *conversations: Conversation) -> list[Row]:
-    found = zip(tokenize(conversations, tokenizer), conversations, strict=True)
+    encoded = zip(tokenize(conversations, tokenizer), conversations, strict=True)
     return [
         Row(
             tokens=ids,
@@ -68,7 +68,7 @@ def rows_of(tokenizer: Any, *conversations: Conversation) -> list[Row]:
             lengths=np.array([len(ids)], dtype=np.int32),
             images=[np.frombuffer(image, dtype=np.uint8) for image in row.images],
         )
-        for (ids, counted), row in found
+        for (ids, counted), row in encoded
     ]
 
 

@@ -139,9 +139,11 @@ def prove(folder: Path, cell: Cell) -> Proof:
     parts = folder / cell.name / "checkpoint"
     for node in nodes:
         shutil.copytree(node.checkpoint_dir(checkpoint), parts, dirs_exist_ok=True)
-    rest = runs.resumed(first, first.work_dir, checkpoint)
-    rest = dataclasses.replace(rest, resume_dir=parts, total_steps=steps + (not drawn), keeps_result=False)
-    after = list(_on_nodes(rest, folder / cell.name / "resumed", cell.nodes))
+    resumed_steps = runs.resumed(first, first.work_dir, checkpoint)
+    resumed_steps = dataclasses.replace(
+        resumed_steps, resume_dir=parts, total_steps=steps + (not drawn), keeps_result=False
+    )
+    after = list(_on_nodes(resumed_steps, folder / cell.name / "resumed", cell.nodes))
     _run(after)
     return Proof(whole=nodes[0], resumed=after[0])
 
@@ -188,27 +190,27 @@ def problems(proof: Proof, one: Proof, folder: Path) -> list[str]:
     """
     if proof.whole.settings.task == "grpo":
         return _problems_of_drawing(proof, folder)
-    whole, after = runs.steps(proof.whole), runs.steps(proof.resumed)
-    found = []
+    whole_steps, after = runs.steps(proof.whole), runs.steps(proof.resumed)
+    messages = []
     base = causal.load(proof.whole.model_dir, dtype=torch.float32).eval()
     rounded = proof.whole.plan.method == "qlora"
     if not rounded:
         start = _loss(proof.whole, base, base)
         if abs(proof.losses[0] - start) > CLOSE:
-            found.append("it does not begin with the model's own loss")
+            messages.append("it does not begin with the model's own loss")
     if not proof.losses[-1] < proof.losses[0] - CLOSE:
-        found.append("its loss does not fall")
+        messages.append("its loss does not fall")
     if max(abs(two - single) for two, single in zip(proof.losses, one.losses, strict=True)) > CLOSE:
-        found.append("its losses are not those of one node")
-    if reported(whole[CHECKPOINT]) != reported(after[0]):
-        found.append("it does not go on from its checkpoint bit by bit")
+        messages.append("its losses are not those of one node")
+    if reported(whole_steps[CHECKPOINT]) != reported(after[0]):
+        messages.append("it does not go on from its checkpoint bit by bit")
     engines.get(proof.whole.plan.engine).collect(proof.whole, folder)
     result = engines.result_of(folder)
     trained = load_model(result, proof.whole.model_dir, "cpu", "fp32")
     close = ROUNDED_REFERENCE if rounded and proof.whole.settings.task in ("dpo", "kto") else CLOSE
     if abs(_loss(proof.whole, trained, base) - runs.losses(after)[-1]) > close:
-        found.append("its export has another loss than what it has trained")
-    return found + _problems_of_merging(proof, folder, trained)
+        messages.append("its export has another loss than what it has trained")
+    return messages + _problems_of_merging(proof, folder, trained)
 
 
 def _problems_of_merging(proof: Proof, folder: Path, trained: Any, close: float = SAME) -> list[str]:
@@ -223,21 +225,21 @@ def _problems_of_merging(proof: Proof, folder: Path, trained: Any, close: float 
 
 def _problems_of_drawing(proof: Proof, folder: Path) -> list[str]:
     """The same of GRPO. Each process draws answers of its own, so that two nodes don't repeat one."""
-    whole, after = runs.steps(proof.whole), runs.steps(proof.resumed)
-    found = []
-    again = [(reported(step), step.metrics) for step in after]
-    if not again or again != [(reported(step), step.metrics) for step in whole[-len(again) :]]:
-        found.append("it does not go on from its checkpoint bit by bit")
+    whole_steps, after = runs.steps(proof.whole), runs.steps(proof.resumed)
+    messages = []
+    repeated = [(reported(step), step.metrics) for step in after]
+    if not repeated or repeated != [(reported(step), step.metrics) for step in whole_steps[-len(repeated) :]]:
+        messages.append("it does not go on from its checkpoint bit by bit")
     engines.get("trl").collect(proof.whole, folder)
     trained = load_model(engines.result_of(folder), proof.whole.model_dir, "cpu", "fp32")
-    if len(whole) == LEARNING[0]:
-        rewards = [step.metrics["reward"] for step in whole if step.metrics is not None]
+    if len(whole_steps) == LEARNING[0]:
+        rewards = [step.metrics["reward"] for step in whole_steps if step.metrics is not None]
         if not sum(rewards[-5:]) / 5 > sum(rewards[:5]) / 5 + toy.LEARNT:
-            found.append("its reward does not rise")
+            messages.append("its reward does not rise")
         base = load_model(proof.whole.model_dir, proof.whole.model_dir, "cpu", "fp32")
         if not toy.mean_reward(trained, proof.whole) > toy.mean_reward(base, proof.whole) + toy.LEARNT:
-            found.append("the answers of its export have no higher reward than those of the base")
-    return found + _problems_of_merging(proof, folder, trained, MERGED)
+            messages.append("the answers of its export have no higher reward than those of the base")
+    return messages + _problems_of_merging(proof, folder, trained, MERGED)
 
 
 def _loss(job: TrainJob, model: Any, base: Any) -> float:

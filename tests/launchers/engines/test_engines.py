@@ -120,8 +120,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def varied(folder: Path, model: Path, **settings: Any) -> Path:
     """Rows of 4 to 55 words, in the order of a run of two epochs."""
     texts = [Conversation(text=f"Row {n}: " + "la " * (n * 17 % 52)) for n in range(10)]
-    made = build({"global_batch_size": BATCH, "epochs": 2, "max_steps": STEPS, **settings})
-    prepare.prepare(texts, model, made, 60, folder)
+    prepared = build({"global_batch_size": BATCH, "epochs": 2, "max_steps": STEPS, **settings})
+    prepare.prepare(texts, model, prepared, 60, folder)
     return folder
 
 
@@ -149,10 +149,10 @@ def test_a_run_that_starts_with_the_longest_rows_resumes_bit_by_bit(
         settings={"optimizer": {"lr": 3e-3}},
         checkpoint_every=2,
     )
-    whole = runs.run(job)
+    full_run = runs.run(job)
     for rank in range(WORLD):
         # the rows of each step and rank, told apart by their lengths
         tokens = [step.tokens for step in runs.steps(job, rank)]
         assert tokens == [lengths[at : at + BATCH][rank::WORLD].sum() for at in range(0, len(lengths), BATCH)]
-    rest = runs.run(runs.resumed(job, tmp_path / "rest", 2))
-    assert [reported(step) for step in rest] == [reported(step) for step in whole[2:]]
+    resumed_steps = runs.run(runs.resumed(job, tmp_path / "rest", 2))
+    assert [reported(step) for step in resumed_steps] == [reported(step) for step in full_run[2:]]

@@ -66,8 +66,8 @@ def test_tensors_can_change_in_value_and_type_or_be_omitted(base: list[Path], tm
     assert sorted(after) == sorted(
         f"layer.{n}.{part}" for n in (1, 2) for part in ("weight", "norm", "empty")
     )
-    wanted = load_file(base[1])["layer.2.weight"].float().t() + 1
-    assert torch.equal(after["layer.2.weight"], wanted)
+    expected_weight = load_file(base[1])["layer.2.weight"].float().t() + 1
+    assert torch.equal(after["layer.2.weight"], expected_weight)
     assert after["layer.1.weight"].dtype == torch.bfloat16
     assert [path.read_bytes() for path in base] == before
 
@@ -152,14 +152,14 @@ def test_a_merge_needs_less_memory_than_one_and_a_half_files_of_the_base(tmp_pat
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    found = json.loads(done.stdout.splitlines()[-1])
+    measured_peak = json.loads(done.stdout.splitlines()[-1])
     shards = [path.stat().st_size for path in folder.glob("*.safetensors")]
     assert len(shards) == 3
     assert min(shards) > 90 * MIB
-    assert found["peak"] - found["before"] < 1.5 * max(shards)
+    assert measured_peak["peak"] - measured_peak["before"] < 1.5 * max(shards)
     merged, base = load(tmp_path / "out" / "model"), {}
     for path in folder.glob("*.safetensors"):
         base |= load_file(path)
     assert merged.keys() == base.keys()
     changed = [name for name in base if not torch.equal(merged[name], base[name])]
-    assert len(changed) >= found["linear"]
+    assert len(changed) >= measured_peak["linear"]

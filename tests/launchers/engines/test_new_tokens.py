@@ -80,8 +80,8 @@ def test_files_without_embeddings_are_linked_and_existing_tokens_keep_their_rows
 ) -> None:
     load(base).save_pretrained(tmp_path / "sharded", max_shard_size="5MB")
     tokenizer(base).save_pretrained(tmp_path / "sharded")
-    known = SETTINGS.model_copy(update={"new_tokens": (tiny_llama.EOT, *NEW)})
-    folder = with_new_tokens(tmp_path / "sharded", known, tmp_path / "new")
+    with_known_token = SETTINGS.model_copy(update={"new_tokens": (tiny_llama.EOT, *NEW)})
+    folder = with_new_tokens(tmp_path / "sharded", with_known_token, tmp_path / "new")
     files = sorted((tmp_path / "sharded").glob("*.safetensors"))
     linked = [path.name for path in files if path.samefile(folder / path.name)]
     assert 0 < len(linked) < len(files)

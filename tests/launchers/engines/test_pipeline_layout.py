@@ -65,9 +65,9 @@ def test_a_unet_merged_into_several_files_keeps_its_index(tmp_path: Path) -> Non
     assert [path.name for path in weight_files(folder / "unet")] == list(PARTS)
     output = written(tmp_path / "output", *(f"model/unet/{name}" for name in PARTS))
     lay_out(output, folder, tmp_path / "out")
-    found = files(tmp_path / "out" / "model")
-    assert found[f"unet/{PARTS[0]}"].startswith("output/")
-    assert f"unet/{WEIGHTS}.index.json" in found
+    names = files(tmp_path / "out" / "model")
+    assert names[f"unet/{PARTS[0]}"].startswith("output/")
+    assert f"unet/{WEIGHTS}.index.json" in names
 
 
 def test_leftovers_of_an_earlier_run_are_removed(tmp_path: Path) -> None:
@@ -85,11 +85,11 @@ def test_merged_text_encoders_replace_those_of_the_base(tmp_path: Path) -> None:
     output = written(tmp_path / "output", f"model/unet/{WEIGHTS}", "model/text_encoder/model.safetensors")
     written(output, "model/text_encoder_2/model-00001-of-00002.safetensors")
     lay_out(output, model, tmp_path / "whole")
-    found = files(tmp_path / "whole" / "model")
-    assert found["text_encoder/model.safetensors"].startswith("output/")
-    assert found["text_encoder_2/model-00001-of-00002.safetensors"].startswith("output/")
-    assert json.loads(found["text_encoder_2/model.safetensors.index.json"]) == index, (
+    names = files(tmp_path / "whole" / "model")
+    assert names["text_encoder/model.safetensors"].startswith("output/")
+    assert names["text_encoder_2/model-00001-of-00002.safetensors"].startswith("output/")
+    assert json.loads(names["text_encoder_2/model.safetensors.index.json"]) == index, (
         "the names are the base's"
     )
-    assert found["text_encoder/config.json"] == "base/text_encoder/config.json"
-    assert found[f"vae/{WEIGHTS}"].startswith("base/")
+    assert names["text_encoder/config.json"] == "base/text_encoder/config.json"
+    assert names[f"vae/{WEIGHTS}"].startswith("base/")

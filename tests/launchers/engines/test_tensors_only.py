@@ -44,11 +44,11 @@ def refused(folder: Path, state: dict[str, Any], mark: Path) -> None:
 def test_a_dcp_checkpoint_is_read_back_bit_by_bit(tmp_path: Path) -> None:
     values = {"weight": torch.randn(3, 5), "half": torch.randn(4).bfloat16(), "betas": (0.9, 0.99), "n": None}
     state_dict_saver.save(values, checkpoint_id=str(tmp_path), no_dist=True)
-    found = {"weight": torch.zeros(3, 5), "half": torch.zeros(4).bfloat16(), "betas": (0.0,), "n": 1}
-    load_distributed(found, tmp_path, no_dist=True)
-    assert torch.equal(found["weight"], values["weight"])
-    assert torch.equal(found["half"], values["half"])
-    assert (found["betas"], found["n"]) == ((0.9, 0.99), None)
+    loaded_tensors = {"weight": torch.zeros(3, 5), "half": torch.zeros(4).bfloat16(), "betas": (0.0,), "n": 1}
+    load_distributed(loaded_tensors, tmp_path, no_dist=True)
+    assert torch.equal(loaded_tensors["weight"], values["weight"])
+    assert torch.equal(loaded_tensors["half"], values["half"])
+    assert (loaded_tensors["betas"], loaded_tensors["n"]) == ((0.9, 0.99), None)
 
 
 def test_a_pickled_value_that_would_call_a_function_is_refused(tmp_path: Path, mark: Path) -> None:

@@ -37,13 +37,15 @@ from tests.launchers.engines.loop import runs
 
 def rows() -> list[prepared.Row]:
     generator = np.random.default_rng(0)
-    found = []
+    conversations = []
     for length in (30, 7, 12, 7, 25, 3):
         tokens = generator.integers(0, 2000, length).astype(np.int32)
         labels = tokens.copy()
         labels[: length // 2] = prepared.IGNORE
-        found.append(prepared.Row(tokens=tokens, labels=labels, lengths=np.array([length], dtype=np.int32)))
-    return found
+        conversations.append(
+            prepared.Row(tokens=tokens, labels=labels, lengths=np.array([length], dtype=np.int32))
+        )
+    return conversations
 
 
 def hold_out(folder: Path) -> Path:
@@ -174,9 +176,9 @@ def test_without_held_out_rows_the_export_is_loaded_and_progress_is_printed(
 
 
 def test_request_and_result_survive_json(tmp_path: Path) -> None:
-    asked = request(tmp_path / "a", tmp_path / "b", tmp_path / "c", tmp_path / "work")
-    path = write_request(tmp_path / "work" / "request.json", asked)
-    assert read_request(EvaluationRequest, path) == asked
+    evaluation_request = request(tmp_path / "a", tmp_path / "b", tmp_path / "c", tmp_path / "work")
+    path = write_request(tmp_path / "work" / "request.json", evaluation_request)
+    assert read_request(EvaluationRequest, path) == evaluation_request
     answer = Answer(prompt="p", reference="r", base="b", finetuned="f")
     result = EvaluationResult(
         base=Score(loss=2.0, labels=5, rows=1), finetuned=None, answers=(answer,), device="cpu"

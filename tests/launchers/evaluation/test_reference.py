@@ -59,13 +59,13 @@ def address(node: int = 0, nodes: int = 1) -> NodeAddress:
 
 def expected(job: TrainJob) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
     model = causal.load(job.model_dir, dtype=torch.float32).eval()
-    data, found = Prepared(job.data_dir), []
+    data, logps = Prepared(job.data_dir), []
     for first in range(0, len(data), BATCH):
         batch = collate_pairs([data.row(index) for index in range(first, min(first + BATCH, len(data)))], 0)
         with torch.no_grad():
             answers = answers_of(model(**batch.inputs).logits, batch)
-        found.append(torch.stack([answers.chosen, answers.rejected], dim=1).float().numpy())
-    return np.concatenate(found)
+        logps.append(torch.stack([answers.chosen, answers.rejected], dim=1).float().numpy())
+    return np.concatenate(logps)
 
 
 def test_every_pair_gets_reference_log_probabilities_and_a_second_run_computes_nothing(
@@ -75,10 +75,10 @@ def test_every_pair_gets_reference_log_probabilities_and_a_second_run_computes_n
     file = reference.fetch(job, address(), store, tmp_path / "first")
     assert np.load(file) == pytest.approx(expected(job), abs=1e-4)
     assert "reference: 3 of 3 parts" in capsys.readouterr().out
-    again = reference.fetch(job, address(), store, tmp_path / "second")
-    assert np.array_equal(np.load(again), np.load(file))
+    second_reference = reference.fetch(job, address(), store, tmp_path / "second")
+    assert np.array_equal(np.load(second_reference), np.load(file))
     assert "3 of 3 parts are already stored" in capsys.readouterr().out
-    assert not (again.parent / "request-0.json").exists(), "no process was started"
+    assert not (second_reference.parent / "request-0.json").exists(), "no process was started"
 
 
 @pytest.mark.nightly
@@ -161,14 +161,14 @@ def test_finished_parts_are_not_computed_again_after_kill_9(
         if "launchers.evaluation.reference" in child.cmdline():
             os.kill(child.pid, signal.SIGKILL)
     running.join(300)
-    kept = len(store.keys("reference"))
-    assert kept >= 1
+    stored_parts = len(store.keys("reference"))
+    assert stored_parts >= 1
     file = reference.fetch(job, address(), store, tmp_path / "second")
     assert np.load(file).shape == (PAIRS, 2)
     if caught:  # it was killed before it had done all
         assert "the reference was ended by SIGKILL (9)" in str(caught[0])
         request = (file.parent / "request-0.json").read_text()
-        assert len(json.loads(request)["parts"]) == 3 - kept
+        assert len(json.loads(request)["parts"]) == 3 - stored_parts
 
 
 def test_an_unreadable_model_is_reported_in_one_line(tmp_path: Path, job: TrainJob) -> None:

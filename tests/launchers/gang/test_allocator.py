@@ -16,14 +16,14 @@ ON = "expandable_segments:True"
 
 
 def job(folder: Path, *, device: str = "cuda", gpu: str | None = "H100 SXM", on: bool = True) -> TrainJob:
-    made = make_job(folder)
+    made_job = make_job(folder)
     plan = dataclasses.replace(
-        made.plan,
-        layout=dataclasses.replace(made.plan.layout, device=device),  # type: ignore[arg-type]
-        request=dataclasses.replace(made.plan.request, gpu_type=gpu),
+        made_job.plan,
+        layout=dataclasses.replace(made_job.plan.layout, device=device),  # type: ignore[arg-type]
+        request=dataclasses.replace(made_job.plan.request, gpu_type=gpu),
     )
-    settings = made.settings.model_copy(update={"expandable_segments": on})
-    return dataclasses.replace(made, plan=plan, settings=settings)
+    settings = made_job.settings.model_copy(update={"expandable_segments": on})
+    return dataclasses.replace(made_job, plan=plan, settings=settings)
 
 
 @pytest.mark.parametrize("gpu", ["H100 SXM", "A10G", None, "a GPU that no table has"])

@@ -31,9 +31,9 @@ KILLS = [
 def ends(gang: Gang, *nodes: int, within: float = END_S) -> list[dict[str, Any]]:
     """How these nodes end, all within the limit from now; then no process is left."""
     deadline = time.monotonic() + within
-    found = [gang.end(node, within=max(0.1, deadline - time.monotonic())) for node in nodes]
+    ends_of_nodes = [gang.end(node, within=max(0.1, deadline - time.monotonic())) for node in nodes]
     gang.gone(within=60)
-    return found
+    return ends_of_nodes
 
 
 def test_a_rank_that_raises_is_the_error_on_every_node_with_its_traceback(gang: NewGang) -> None:

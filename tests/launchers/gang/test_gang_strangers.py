@@ -36,10 +36,10 @@ def test_a_run_ends_normally_if_unknown_clients_connect(gang: NewGang) -> None:
         time.sleep(2)  # the strangers are there first
         begin = time.monotonic()
         two.start(1)
-        found = [two.end(node, within=120) for node in (0, 1)]
+        ends_of_nodes = [two.end(node, within=120) for node in (0, 1)]
         seconds = time.monotonic() - begin
         assert tried() > 300
-    assert [end.get("error") for end in found] == [None, None], two.logs()
+    assert [end.get("error") for end in ends_of_nodes] == [None, None], two.logs()
     latest = CheckpointStore(LocalStorage(two.folder / "store"), "run/train").latest()
     assert latest is not None
     assert latest.step == 20
@@ -60,7 +60,7 @@ def test_a_disconnected_node_is_reported_lost_and_a_second_node_of_its_number_is
         two.ports = [port]
         two.start(1)
         two.wait_for_step(3, rank=1)
-        again = Member(
+        rejoining = Member(
             NodeAddress(
                 node=1,
                 nodes=2,
@@ -73,7 +73,7 @@ def test_a_disconnected_node_is_reported_lost_and_a_second_node_of_its_number_is
             Timeouts(),
         )
         with pytest.raises(UserError) as caught:
-            again.join()
+            rejoining.join()
         assert str(caught.value) == "Node 0 refused this node: node 1 of 2 is not expected (any more)."
         two.wait_for_step(8, rank=1)  # the run goes on
         begin = time.monotonic()

@@ -140,9 +140,9 @@ def test_all_nodes_receive_one_verdict_that_prefers_the_cause_over_consequences(
         assert main.verdict() is None, "a consequence waits twice as long for its cause"
         member.report(Failed(failure=failure("the cause", node=1, at=2.0)))
         for node in (main, member):
-            found = within(node)
-            assert found is not None
-            assert found.message == "the cause"
+            verdict = within(node)
+            assert verdict is not None
+            assert verdict.message == "the cause"
         assert time.monotonic() - begin < QUICK.lost_after
 
 
@@ -180,10 +180,10 @@ def test_a_node_that_lost_node_0_reports_the_broken_connection(port: int) -> Non
     for peer in main._server.peers().values():
         peer.connection._socket.shutdown(socket.SHUT_RDWR)
     with contextlib.closing(main), contextlib.closing(member):
-        found = within(member)
-        assert found is not None
-        assert (found.kind, found.node) == ("node", 0)
-        assert "connection broke without a goodbye" in found.message
+        verdict = within(member)
+        assert verdict is not None
+        assert (verdict.kind, verdict.node) == ("node", 0)
+        assert "connection broke without a goodbye" in verdict.message
 
 
 def test_the_torch_store_on_a_cluster_uses_only_ports_opened_by_the_network_policy() -> None:
@@ -197,7 +197,10 @@ def test_the_torch_store_on_a_cluster_uses_only_ports_opened_by_the_network_poli
             hub.free_port(on_cluster)
 
 
-@pytest.mark.parametrize(("count", "more"), [(8, ""), (9, "1"), (20, "12")])
-def test_the_first_eight_of_many_nodes_are_named_and_the_rest_counted(count: int, more: str) -> None:
-    named, _, rest = some(list(range(count))).partition(" and ")
-    assert (named.split(", "), rest.partition(" ")[0]) == ([str(node) for node in range(8)], more)
+@pytest.mark.parametrize(("count", "omitted_text"), [(8, ""), (9, "1"), (20, "12")])
+def test_the_first_eight_of_many_nodes_are_named_and_the_rest_counted(count: int, omitted_text: str) -> None:
+    named, _, names_after = some(list(range(count))).partition(" and ")
+    assert (named.split(", "), names_after.partition(" ")[0]) == (
+        [str(node) for node in range(8)],
+        omitted_text,
+    )

@@ -30,10 +30,10 @@ def test_a_rank_without_a_stop_request_writes_checkpoints_at_its_interval_only(t
 
 def test_a_rank_waits_for_the_final_step_number_and_trains_until_it(tmp_path: Path) -> None:
     job = make_job(tmp_path, steps=12, every=0)
-    cadence, due = Cadence(job, rank(1)), list[int]()
+    cadence, expected_steps = Cadence(job, rank(1)), list[int]()
     write_atomically(folder_of(tmp_path) / "asked", "node 0 has to go")
     steps = threading.Thread(
-        target=lambda: due.extend(step for step in (5, 6, 7) if cadence.writes_after(step))
+        target=lambda: expected_steps.extend(step for step in (5, 6, 7) if cadence.writes_after(step))
     )
     steps.start()
     steps.join(0.2)
@@ -41,7 +41,7 @@ def test_a_rank_waits_for_the_final_step_number_and_trains_until_it(tmp_path: Pa
     assert (folder_of(tmp_path) / "rank-00001.json").read_text() == "5"
     write_atomically(folder_of(tmp_path) / "step", "7")
     steps.join(10)
-    assert due == [7]
+    assert expected_steps == [7]
 
 
 def test_a_rank_continues_if_no_final_step_is_decided(

@@ -68,7 +68,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    ("code", "kills", "words"),
+    ("code", "kills", "expected"),
     [
         (3, 0, "ended with exit code 3 before the end of training"),
         (-11, 0, "was ended by SIGSEGV (11)"),
@@ -78,7 +78,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     ],
 )
 def test_a_dead_rank_is_reported_once_with_its_exit_status(
-    tmp_path: Path, living: int, monkeypatch: pytest.MonkeyPatch, code: int, kills: int, words: str
+    tmp_path: Path, living: int, monkeypatch: pytest.MonkeyPatch, code: int, kills: int, expected: str
 ) -> None:
     monkeypatch.setattr(watch, "oom_kills", lambda: 0)
     ranks = Ranks(tmp_path)
@@ -88,7 +88,7 @@ def test_a_dead_rank_is_reported_once_with_its_exit_status(
     ranks.log(f"failed (exitcode: {code}) local_rank: 1 (pid: {GONE}) of binary")
     [failure] = ranks.failures()
     assert (failure.rank, failure.secondary, failure.out_of_memory) == (1, False, bool(kills))
-    assert failure.message.endswith(words)
+    assert failure.message.endswith(expected)
     assert ranks.failures() == []
 
 
@@ -114,7 +114,7 @@ def test_ranks_ended_by_torchrun_after_the_first_failure_are_consequences(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("code", "log", "words"),
+    ("code", "log", "expected"),
     [
         (-9, "", "the agent of node 0 on"),
         (0, "", "ended before its ranks had trained to the end"),
@@ -122,12 +122,14 @@ def test_ranks_ended_by_torchrun_after_the_first_failure_are_consequences(tmp_pa
         (1, "(exitcode: 7) local_rank: 1 (pid: 5)", "rank 1 on"),
     ],
 )
-def test_an_agent_that_ended_too_early_is_a_failure(tmp_path: Path, code: int, log: str, words: str) -> None:
+def test_an_agent_that_ended_too_early_is_a_failure(
+    tmp_path: Path, code: int, log: str, expected: str
+) -> None:
     ranks = Ranks(tmp_path)
     ranks.log(log)
     ranks.agent.code = code
     [failure] = ranks.failures()
-    assert words in failure.message
+    assert expected in failure.message
     assert (failure.kind == "agent") == ("local_rank" not in log)
 
 

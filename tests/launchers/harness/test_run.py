@@ -52,9 +52,9 @@ def scored(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     request = run.HarnessRequest(
         settings=settings, work_dir=folder / "work", models={"base": base, "finetuned": folder / "adapter"}
     )
-    kept: list[str] = []
-    result = run.run_tasks(request, lambda file: kept.append(file.name))
-    return SimpleNamespace(request=request, result=result, kept=kept, network=network, base=base)
+    stored_scores: list[str] = []
+    result = run.run_tasks(request, lambda file: stored_scores.append(file.name))
+    return SimpleNamespace(request=request, result=result, kept=stored_scores, network=network, base=base)
 
 
 @pytest.mark.slow
@@ -81,12 +81,12 @@ def _share_right(network: torch.nn.Module, scored: SimpleNamespace) -> float:
         likely = []
         for answer in (row["output"], row["output"].upper()):
             prompt = f"{row['instruction']}\n{row['input']}\n"
-            whole = tokenizer(prompt + " " + answer)["input_ids"]
+            full_ids = tokenizer(prompt + " " + answer)["input_ids"]
             begin = len(tokenizer(prompt.rstrip())["input_ids"])
-            ids = torch.tensor([whole])
+            ids = torch.tensor([full_ids])
             with torch.no_grad():
                 logs = network.eval()(input_ids=ids).logits.log_softmax(-1)[0, :-1]
-            likely.append(logs[range(begin - 1, len(whole) - 1), whole[begin:]].sum().item())
+            likely.append(logs[range(begin - 1, len(full_ids) - 1), full_ids[begin:]].sum().item())
         right += likely[0] > likely[1]
     return right / ROWS
 

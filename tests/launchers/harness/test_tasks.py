@@ -14,7 +14,7 @@ from tests.launchers.harness.files import SUMS, write_task
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         ("task: [", "cannot be used"),
         ("- a\n- b\n", "no `key: value` lines"),
@@ -25,10 +25,10 @@ from tests.launchers.harness.files import SUMS, write_task
         ("include: sums.yaml\ntask: sums\n", "which includes it"),
     ],
 )
-def test_a_file_that_is_not_a_task_is_refused(tmp_path: Path, text: str, said: str) -> None:
+def test_a_file_that_is_not_a_task_is_refused(tmp_path: Path, text: str, expected: str) -> None:
     write_sums(tmp_path / "sums.jsonl")
     file = write_task(tmp_path, text)
-    with pytest.raises(UserError, match=said) as error:
+    with pytest.raises(UserError, match=expected) as error:
         tasks.check(build({"harness": {"tasks": [str(file)]}}))
     assert len(str(error.value).splitlines()) == 2
 

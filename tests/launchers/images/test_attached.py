@@ -107,7 +107,7 @@ def test_encoded_images_of_a_table_are_read(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("row", "said"),
+    ("row", "expected"),
     [
         (chat({"type": "image", "image": "img/none.png"}), "image 1: img/none.png: there is no such file"),
         (chat({"type": "image", "image": "../x.png"}), "outside of"),
@@ -132,11 +132,11 @@ def test_encoded_images_of_a_table_are_read(folder: Path) -> None:
         ({"prompt": "Hi", "completion": "No.", "images": [URL] * 65}, "65 images; at most 64"),
     ],
 )
-def test_a_bad_image_is_refused_with_its_row(folder: Path, row: dict[str, Any], said: str) -> None:
+def test_a_bad_image_is_refused_with_its_row(folder: Path, row: dict[str, Any], expected: str) -> None:
     with pytest.raises(UserError) as error:
         read(folder, chat(TEXT), row)
     assert "line 2: " in error.value.problem
-    assert said in error.value.problem
+    assert expected in error.value.problem
     assert "\n" not in error.value.problem
 
 

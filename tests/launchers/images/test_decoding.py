@@ -20,9 +20,9 @@ def pixel(data: bytes, place: tuple[int, int] = (0, 0)) -> Any:
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP"])
 def test_a_valid_image_file_is_kept_unchanged(kind: str) -> None:
     data = encoded(kind=kind)
-    found = checked(data, min_side=12)
-    assert found.image is data
-    assert (found.width, found.height, found.changes) == (16, 12, ())
+    decoded = checked(data, min_side=12)
+    assert decoded.image is data
+    assert (decoded.width, decoded.height, decoded.changes) == (16, 12, ())
 
 
 @pytest.mark.parametrize(
@@ -39,9 +39,9 @@ def test_images_of_other_color_modes_are_converted_to_rgb(
     mode: str, kind: str, change: str, color: tuple[int, int, int]
 ) -> None:
     palette = {"palette": bytes(value // 3 for value in range(768))} if mode == "P" else {}
-    found = checked(encoded(mode, kind=kind, **palette), min_side=1)
-    assert found.changes == (change,)
-    assert pixel(found.image) == pytest.approx(color, abs=2)
+    decoded = checked(encoded(mode, kind=kind, **palette), min_side=1)
+    assert decoded.changes == (change,)
+    assert pixel(decoded.image) == pytest.approx(color, abs=2)
 
 
 def test_transparent_palette_colors_become_white_and_16_bit_images_keep_their_brightness() -> None:
@@ -53,9 +53,9 @@ def test_transparent_palette_colors_become_white_and_16_bit_images_keep_their_br
     ):
         file = io.BytesIO()
         image.save(file, "PNG", **options)
-        found = checked(file.getvalue(), min_side=1)
-        assert found.changes == (change,)
-        assert pixel(found.image) == color
+        decoded = checked(file.getvalue(), min_side=1)
+        assert decoded.changes == (change,)
+        assert pixel(decoded.image) == color
 
 
 def test_the_exif_orientation_is_applied() -> None:
@@ -65,10 +65,10 @@ def test_the_exif_orientation_is_applied() -> None:
     exif[0x0112] = 6  # to be turned by 90 degrees to the right: left becomes top
     file = io.BytesIO()
     image.save(file, "PNG", exif=exif)
-    found = checked(file.getvalue(), min_side=1)
-    assert (found.width, found.height, found.changes) == (8, 16, ("rotated by EXIF",))
-    assert (pixel(found.image, (4, 2)), pixel(found.image, (4, 14))) == ((255, 255, 255), (0, 0, 0))
-    assert checked(found.image, min_side=1).changes == ()
+    decoded = checked(file.getvalue(), min_side=1)
+    assert (decoded.width, decoded.height, decoded.changes) == (8, 16, ("rotated by EXIF",))
+    assert (pixel(decoded.image, (4, 2)), pixel(decoded.image, (4, 14))) == ((255, 255, 255), (0, 0, 0))
+    assert checked(decoded.image, min_side=1).changes == ()
 
 
 def animated(kind: str) -> bytes:

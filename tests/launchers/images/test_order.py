@@ -18,14 +18,14 @@ def test_each_batch_has_one_bucket_and_no_row_repeats_before_all_of_its_bucket_a
     assert len(order) == count_batches(buckets, epochs, batch) * batch
     for step in order.reshape(-1, batch):
         assert len(set(buckets[step])) == 1
-    seen: Counter[int] = Counter()
+    rows_by_bucket: Counter[int] = Counter()
     for row in order.tolist():
-        seen[row] += 1
+        rows_by_bucket[row] += 1
         mates = np.flatnonzero(buckets == buckets[row]).tolist()
         # `seen` of a row's batch counts in the order in which its bucket comes
-        assert seen[row] - min(seen[mate] for mate in mates) <= 1
+        assert rows_by_bucket[row] - min(rows_by_bucket[mate] for mate in mates) <= 1
     for bucket, count in Counter(buckets.tolist()).items():
-        total = sum(seen[row] for row in np.flatnonzero(buckets == bucket).tolist())
+        total = sum(rows_by_bucket[row] for row in np.flatnonzero(buckets == bucket).tolist())
         assert total == epochs * count // batch * batch  # what is left of an epoch is not lost
 
 

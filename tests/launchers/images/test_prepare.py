@@ -19,11 +19,11 @@ Image = pytest.importorskip("PIL.Image")
 
 
 def pictures(count: int) -> list[Picture]:
-    found = []
+    images = []
     for number, (caption, image) in enumerate(drawn_shapes.drawn(count)):
         width, height = Image.open(io.BytesIO(image)).size
-        found.append(Picture(caption=caption, image=image, width=width, height=height, line=number + 1))
-    return found
+        images.append(Picture(caption=caption, image=image, width=width, height=height, line=number + 1))
+    return images
 
 
 def settings(**changes: Any) -> Settings:
@@ -76,14 +76,14 @@ def test_pixels_equal_those_of_the_full_image_resized_and_cropped(tmp_path: Path
     picture = Picture(caption="noise", image=file.getvalue(), width=330, height=200)
     data = prepared(tmp_path, [picture], global_batch_size=1)
     height, width = data.target(0)
-    whole = noise.resize(data.resized(0)[::-1], Image.Resampling.LANCZOS)
-    top, left = data.time_ids(0)[2:4].tolist()
-    cut = np.asarray(whole.crop((left, top, left + width, top + height)), dtype=np.float32)
-    found = data.pixels(0)
-    assert found.shape == (3, height, width)
-    assert found.dtype == np.float32
-    assert np.abs(found - (cut.transpose(2, 0, 1) / 127.5 - 1)).max() <= 1.01 / 127.5
-    assert -1 <= found.min() < -0.3 < 0.3 < found.max() <= 1
+    full_image = noise.resize(data.resized(0)[::-1], Image.Resampling.LANCZOS)
+    top, crop_left = data.time_ids(0)[2:4].tolist()
+    cut = np.asarray(full_image.crop((crop_left, top, crop_left + width, top + height)), dtype=np.float32)
+    pixel_values = data.pixels(0)
+    assert pixel_values.shape == (3, height, width)
+    assert pixel_values.dtype == np.float32
+    assert np.abs(pixel_values - (cut.transpose(2, 0, 1) / 127.5 - 1)).max() <= 1.01 / 127.5
+    assert -1 <= pixel_values.min() < -0.3 < 0.3 < pixel_values.max() <= 1
 
 
 def test_a_very_narrow_image_takes_no_more_memory_than_its_bucket(tmp_path: Path) -> None:
@@ -140,8 +140,8 @@ def test_images_that_fill_no_batch_of_one_ratio_are_refused(tmp_path: Path) -> N
     rows = pictures(12)
     with pytest.raises(UserError) as caught:
         prepared(tmp_path, rows, global_batch_size=16, epochs=1)
-    said = str(caught.value)
-    for words in ("global_batch_size 16", "12 images", "the largest bucket has 6"):
-        assert words in said
+    problem = str(caught.value)
+    for expected_text in ("global_batch_size 16", "12 images", "the largest bucket has 6"):
+        assert expected_text in problem
     assert not (tmp_path / "info.json").exists()
     assert prepared(tmp_path, rows, global_batch_size=6, epochs=1).info.total_steps == 1

@@ -49,7 +49,7 @@ def test_a_configured_resolution_and_the_default_learning_rate_of_lora_are_used(
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "expected"),
     [
         ({"seq_len": 512}, "which have no tokens"),
         ({"method": "qlora"}, "full or lora"),
@@ -62,8 +62,8 @@ def test_a_configured_resolution_and_the_default_learning_rate_of_lora_are_used(
         ({"model": "tiny-llama", "images": {"resolution": 512}}, "resolution does not apply to task sft"),
     ],
 )
-def test_options_of_another_kind_of_model_are_refused(values: dict[str, Any], said: str) -> None:
-    assert said in refusal(values)
+def test_options_of_another_kind_of_model_are_refused(values: dict[str, Any], expected: str) -> None:
+    assert expected in refusal(values)
 
 
 def test_latents_are_planned_as_a_step_on_one_node_of_the_run() -> None:

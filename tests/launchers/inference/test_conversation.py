@@ -58,9 +58,9 @@ def test_greedy_answers_of_two_turns_equal_those_of_generate(loaded: LoadedModel
 def test_an_adapter_changes_answers_and_its_disabled_adapter_answers_like_the_base(
     adapter_dir: Path, loaded: LoadedModel, tmp_path: Path
 ) -> None:
-    found = finished.from_folder(adapter_dir)
-    adapted = load_finetuned(found, "cpu", tmp_path)
-    base = load_base(adapted, found, "cpu")
+    model = finished.from_folder(adapter_dir)
+    adapted = load_finetuned(model, "cpu", tmp_path)
+    base = load_base(adapted, model, "cpu")
     assert base.model is adapted.model
     answers = [
         Conversation(loaded=each, sampling=GREEDY).ask("Hello").text for each in (adapted, base, loaded)

@@ -50,13 +50,13 @@ def test_vllm_serves_on_gpus_where_it_is_installed_and_transformers_elsewhere(in
 def test_the_vllm_command_has_the_model_name_the_layout_and_an_allowed_adapter_rank(
     adapter_dir: Path, tmp_path: Path
 ) -> None:
-    words = servers.vllm_arguments("org/base", ENDPOINT, SERVING)
-    assert words[:4] == ["serve", "org/base", "--served-model-name", "mine"]
-    assert ("--tensor-parallel-size", "2") in pairwise(words)
-    words = servers.vllm_arguments("org/base", ENDPOINT, SERVING, adapter=adapter_dir)
-    options = dict(pairwise(words))
+    arguments = servers.vllm_arguments("org/base", ENDPOINT, SERVING)
+    assert arguments[:4] == ["serve", "org/base", "--served-model-name", "mine"]
+    assert ("--tensor-parallel-size", "2") in pairwise(arguments)
+    arguments = servers.vllm_arguments("org/base", ENDPOINT, SERVING, adapter=adapter_dir)
+    options = dict(pairwise(arguments))
     assert (options["--lora-modules"], options["--max-lora-rank"]) == (f"mine={adapter_dir}", "8")
-    assert "--served-model-name" not in words
+    assert "--served-model-name" not in arguments
     assert servers.serves_adapter(finished.from_folder(adapter_dir))
     for name, value in {
         "use_dora": True,
@@ -76,8 +76,10 @@ def test_the_vllm_command_has_the_model_name_the_layout_and_an_allowed_adapter_r
 def test_the_transformers_server_gets_the_model_under_the_name_used_in_requests(
     model_dir: Path, tmp_path: Path
 ) -> None:
-    words = servers.local_command("transformers", model_dir, ENDPOINT, SERVING, adapter=None, work=tmp_path)
-    assert words[words.index("serve") + 1] == "mine"
+    arguments = servers.local_command(
+        "transformers", model_dir, ENDPOINT, SERVING, adapter=None, work=tmp_path
+    )
+    assert arguments[arguments.index("serve") + 1] == "mine"
     assert (tmp_path / "mine" / "config.json").is_file()
 
 
@@ -122,12 +124,12 @@ def test_a_merged_adapter_gives_the_answers_of_the_adapter_on_its_base(
 
     from launchers.inference.conversation import load_finetuned
 
-    found = finished.from_folder(adapter_dir)
-    whole = AutoModelForCausalLM.from_pretrained(
-        merging.merged(found, tmp_path / "merged"), dtype=torch.float32
+    model = finished.from_folder(adapter_dir)
+    full_model = AutoModelForCausalLM.from_pretrained(
+        merging.merged(model, tmp_path / "merged"), dtype=torch.float32
     )
     assert (tmp_path / "merged" / "generation_config.json").read_text() == '{"max_new_tokens": 7}'
-    adapted = load_finetuned(found, "cpu", tmp_path)
+    adapted = load_finetuned(model, "cpu", tmp_path)
     ids = torch.arange(5, 25)[None]
     with torch.no_grad():
-        assert torch.allclose(whole(ids).logits, adapted.model(ids).logits, atol=1e-4)
+        assert torch.allclose(full_model(ids).logits, adapted.model(ids).logits, atol=1e-4)

@@ -19,7 +19,7 @@ GREEDY = Sampling(max_new_tokens=6, temperature=0)
 
 def test_each_column_has_the_answers_of_its_model_with_scores(adapter_dir: Path, tmp_path: Path) -> None:
     model, prompts = finished.from_folder(adapter_dir), ["Hello", "What is a kettle?"]
-    found = side_by_side.compare(
+    comparison = side_by_side.compare(
         {"17": model},
         prompts,
         GREEDY,
@@ -29,14 +29,14 @@ def test_each_column_has_the_answers_of_its_model_with_scores(adapter_dir: Path,
     )
     loaded = load_finetuned(model, "cpu", tmp_path)
     for place, each in enumerate((loaded, load_base(loaded, model, "cpu"))):
-        for prompt, row in zip(prompts, found.rows, strict=True):
+        for prompt, row in zip(prompts, comparison.rows, strict=True):
             expected = Conversation(loaded=each, sampling=GREEDY).ask(prompt).text
             assert row.answers[place] == expected
             assert row.scores is not None
             assert row.scores[place] == len(prompt + expected)
-    assert found.columns == ("17", "base")
-    assert found.means == tuple(
-        sum(row.scores[place] for row in found.rows if row.scores) / 2 for place in (0, 1)
+    assert comparison.columns == ("17", "base")
+    assert comparison.means == tuple(
+        sum(row.scores[place] for row in comparison.rows if row.scores) / 2 for place in (0, 1)
     )
 
 

@@ -34,11 +34,11 @@ def conversations(*names: str) -> list[Conversation]:
 
 
 def typed(*lines: str) -> Callable[[str], str]:
-    left: Iterator[str] = iter(lines)
+    remaining: Iterator[str] = iter(lines)
 
     def read(_: str) -> str:
         try:
-            return next(left)
+            return next(remaining)
         except StopIteration:
             raise EOFError from None
 

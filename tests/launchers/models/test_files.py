@@ -17,9 +17,9 @@ from launchers.models.files import check_complete
 
 class TestCheckComplete:
     def test_a_complete_checkpoint_in_one_file_or_several_is_accepted(
-        self, whole: Path, sharded: Path
+        self, complete_model: Path, sharded: Path
     ) -> None:
-        check_complete(whole)
+        check_complete(complete_model)
         check_complete(sharded)
 
     def test_a_folder_without_weights_is_refused(self, folder: Path) -> None:

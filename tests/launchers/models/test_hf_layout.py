@@ -82,5 +82,5 @@ def test_only_one_of_two_copies_of_the_weights_is_merged(tmp_path: Path) -> None
         (tmp_path / name).touch()
     index = {"weight_map": {"lm_head.weight": "model-00001-of-00001.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    found = hf_layout.weight_files(tmp_path)
-    assert [path.name for path in found] == ["model-00001-of-00001.safetensors"]
+    names = hf_layout.weight_files(tmp_path)
+    assert [path.name for path in names] == ["model-00001-of-00001.safetensors"]

@@ -26,17 +26,17 @@ INDEX = "pytorch_model.bin.index.json"
 
 
 @pytest.fixture
-def tensors(whole: Path) -> Tensors:
-    return load_file(whole / "model.safetensors")
+def tensors(complete_model: Path) -> Tensors:
+    return load_file(complete_model / "model.safetensors")
 
 
 @pytest.fixture
-def folder(whole: Path, tmp_path: Path, tensors: Tensors) -> Path:
+def folder(complete_model: Path, tmp_path: Path, tensors: Tensors) -> Path:
     """A user's folder with pytorch_model.bin alone."""
-    made = Path(shutil.copytree(whole, tmp_path / "mine"))
-    (made / "model.safetensors").unlink()
-    torch.save(OrderedDict(tensors), made / "pytorch_model.bin")
-    return made
+    mine = Path(shutil.copytree(complete_model, tmp_path / "mine"))
+    (mine / "model.safetensors").unlink()
+    torch.save(OrderedDict(tensors), mine / "pytorch_model.bin")
+    return mine
 
 
 def shard(folder: Path, tensors: Tensors) -> list[str]:
@@ -61,20 +61,22 @@ def fetch(folder: Path, tmp_path: Path) -> Path:
 
 
 def same(folder: Path, tensors: Tensors) -> bool:
-    found: Tensors = {}
+    loaded: Tensors = {}
     for path in folder.glob("*.safetensors"):
-        found |= load_file(path)
-    return found.keys() == tensors.keys() and all(torch.equal(found[name], tensors[name]) for name in tensors)
+        loaded |= load_file(path)
+    return loaded.keys() == tensors.keys() and all(
+        torch.equal(loaded[name], tensors[name]) for name in tensors
+    )
 
 
 def test_a_users_folder_is_converted_into_the_cache_and_left_unchanged(
-    folder: Path, whole: Path, tensors: Tensors, tmp_path: Path
+    folder: Path, complete_model: Path, tensors: Tensors, tmp_path: Path
 ) -> None:
     before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
-    made = fetch(folder, tmp_path)
-    assert made.parent == tmp_path / "cache"
-    assert names_in(made) == names_in(whole) | {".converted_from.json"}
-    assert same(made, tensors)
+    converted = fetch(folder, tmp_path)
+    assert converted.parent == tmp_path / "cache"
+    assert names_in(converted) == names_in(complete_model) | {".converted_from.json"}
+    assert same(converted, tensors)
     assert before == {path: path.stat().st_mtime_ns for path in folder.iterdir()}
 
 
@@ -82,13 +84,13 @@ def test_a_model_in_several_files_is_converted_file_by_file_with_an_index(
     folder: Path, tensors: Tensors, tmp_path: Path
 ) -> None:
     shard(folder, tensors)
-    made = fetch(folder, tmp_path)
-    assert {path.name for path in made.glob("model*")} == {
+    converted = fetch(folder, tmp_path)
+    assert {path.name for path in converted.glob("model*")} == {
         "model-00001-of-00002.safetensors",
         "model-00002-of-00002.safetensors",
         "model.safetensors.index.json",
     }
-    assert same(made, tensors)
+    assert same(converted, tensors)
 
 
 def test_a_pickled_model_is_converted_once_and_again_if_its_file_has_changed(
@@ -113,8 +115,10 @@ def test_two_folders_with_the_same_name_are_converted_separately(folder: Path, t
     assert fetch(folder, tmp_path) != fetch(other, tmp_path)
 
 
-def test_safetensors_files_are_preferred_to_pickled_ones(folder: Path, whole: Path, tmp_path: Path) -> None:
-    shutil.copy(whole / "model.safetensors", folder)
+def test_safetensors_files_are_preferred_to_pickled_ones(
+    folder: Path, complete_model: Path, tmp_path: Path
+) -> None:
+    shutil.copy(complete_model / "model.safetensors", folder)
     (folder / "pytorch_model.bin").write_bytes(b"not looked at")
     assert fetch(folder, tmp_path) == folder
     assert not (tmp_path / "cache").exists()
@@ -125,8 +129,8 @@ def test_a_tied_head_is_written_once_under_the_name_of_the_embeddings(tmp_path: 
     tensors = {"model.embed_tokens.weight": embedding, "norm": norm, "lm_head.weight": embedding}
     file = tmp_path / "pytorch_model.bin"
     torch.save(tensors, file)
-    kept = pickled._deduplicated(file, pickled.read(file))
-    assert list(kept) == ["model.embed_tokens.weight", "norm"]
+    kept_tensors = pickled._deduplicated(file, pickled.read(file))
+    assert list(kept_tensors) == ["model.embed_tokens.weight", "norm"]
 
 
 def test_views_and_transposed_tensors_are_converted_with_their_values(
@@ -180,7 +184,7 @@ def test_code_in_a_pickle_is_refused_and_does_not_run(
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "expected"),
     [
         ({"state_dict": {"model.norm.weight": torch.ones(2)}}, "'state_dict' as a dict"),
         ([torch.ones(2)], "a list"),
@@ -188,10 +192,10 @@ def test_code_in_a_pickle_is_refused_and_does_not_run(
     ],
 )
 def test_anything_but_names_and_tensors_is_refused(
-    folder: Path, tmp_path: Path, value: object, said: str
+    folder: Path, tmp_path: Path, value: object, expected: str
 ) -> None:
     torch.save(value, folder / "pytorch_model.bin")
-    with pytest.raises(UserError, match=re.escape(said)):
+    with pytest.raises(UserError, match=re.escape(expected)):
         fetch(folder, tmp_path)
 
 
@@ -206,7 +210,7 @@ def test_a_broken_second_shard_leaves_no_converted_files(
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "expected"),
     [
         (b"", "is not a PyTorch file"),
         (b"hello, I am a web page", "is not a PyTorch file"),
@@ -217,10 +221,10 @@ def test_a_broken_second_shard_leaves_no_converted_files(
     ],
 )
 def test_a_file_that_is_not_a_pickled_model_is_refused(
-    folder: Path, tmp_path: Path, content: bytes, said: str
+    folder: Path, tmp_path: Path, content: bytes, expected: str
 ) -> None:
     (folder / "pytorch_model.bin").write_bytes(content)
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=expected):
         fetch(folder, tmp_path)
 
 

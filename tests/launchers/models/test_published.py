@@ -35,8 +35,8 @@ def mxfp4(tensors: Tensors, name: str) -> torch.Tensor:
     scales = random_integers(6, experts, out, into // 32) + 122
     tensors[f"{name}_blocks"] = (codes[..., ::2] | codes[..., 1::2] << 4).to(torch.uint8)
     tensors[f"{name}_scales"] = scales.to(torch.uint8)
-    whole = E2M1[codes] * 2.0 ** (scales[..., None] - 127)
-    return whole.reshape(experts, out, into).transpose(1, 2)
+    full_weight = E2M1[codes] * 2.0 ** (scales[..., None] - 127)
+    return full_weight.reshape(experts, out, into).transpose(1, 2)
 
 
 def fp8(tensors: Tensors, name: str) -> torch.Tensor:
@@ -58,9 +58,9 @@ def fp4(tensors: Tensors, name: str) -> torch.Tensor:
     """DeepSeek V4's: experts with two 4-bit floats in a byte and a scale for 32 of them, the rest in FP8."""
     scale = name.removesuffix("weight") + "scale"
     if ".experts." not in name:
-        whole = fp8(tensors, name)
+        full_weight = fp8(tensors, name)
         tensors[scale] = tensors.pop(f"{name}_scale_inv")
-        return whole
+        return full_weight
     out, into = tensors.pop(name).shape
     codes = random_integers(16, out, into)
     exponents = random_integers(6, out, into // GROUP) - 5
@@ -87,18 +87,18 @@ def packed(codes: torch.Tensor, order: list[int]) -> torch.Tensor:
 
 
 def awq(tensors: Tensors, name: str) -> torch.Tensor:
-    codes, zeros, scales, whole = integers(tensors.pop(name))
+    codes, zeros, scales, full_integers = integers(tensors.pop(name))
     order, module = [0, 2, 4, 6, 1, 3, 5, 7], name.removesuffix(".weight")
     tensors |= {
         f"{module}.qweight": packed(codes, order),
         f"{module}.qzeros": packed(zeros, order),
         f"{module}.scales": scales,
     }
-    return whole
+    return full_integers
 
 
 def gptq(tensors: Tensors, name: str) -> torch.Tensor:
-    codes, zeros, scales, whole = integers(tensors.pop(name))
+    codes, zeros, scales, full_integers = integers(tensors.pop(name))
     order, module = list(range(8)), name.removesuffix(".weight")
     tensors |= {
         f"{module}.qweight": packed(codes.T.contiguous(), order).T.contiguous(),
@@ -106,7 +106,7 @@ def gptq(tensors: Tensors, name: str) -> torch.Tensor:
         f"{module}.scales": scales,
         f"{module}.g_idx": (torch.arange(codes.shape[0]) // GROUP).to(torch.int32),
     }
-    return whole
+    return full_integers
 
 
 def packed_integers(tensors: Tensors, name: str) -> torch.Tensor:
@@ -127,8 +127,8 @@ def nf4(tensors: Tensors, name: str) -> torch.Tensor:
     codes, state = functional.quantize_4bit(weight, quant_type="nf4", compress_statistics=True)
     tensors[name] = codes
     tensors |= {f"{name}.{key}": value for key, value in state.as_dict(packed=True).items()}
-    whole: torch.Tensor = functional.dequantize_4bit(codes, state)
-    return whole
+    full_weight: torch.Tensor = functional.dequantize_4bit(codes, state)
+    return full_weight
 
 
 def int8(tensors: Tensors, name: str) -> torch.Tensor:
@@ -165,8 +165,8 @@ FORMATS: dict[
 
 def with_tokenizer(folder: Path) -> Path:
     """Add tiny-llama's tokenizer."""
-    whole = tiny_llama.make(folder.parent / "tiny-llama")
-    for path in whole.glob("tokenizer*"):
+    llama = tiny_llama.make(folder.parent / "tiny-llama")
+    for path in llama.glob("tokenizer*"):
         shutil.copyfile(path, folder / path.name)
     return folder
 
@@ -178,10 +178,10 @@ def quantized(kind: str, folder: Path) -> tuple[Path, Any]:
     model.save_pretrained(folder)
     tensors = load_file(folder / "model.safetensors")
     names = [n for n in tensors if n.endswith(suffix) and (family != "gpt_oss" or ".experts." in n)]
-    whole = {name: tensors[name].clone() for name in tensors}
+    cloned = {name: tensors[name].clone() for name in tensors}
     for name in names:
-        whole[name] = quantize(tensors, name).contiguous()
-    save_file({n: t.to(torch.bfloat16) for n, t in whole.items()}, folder / "model.safetensors")
+        cloned[name] = quantize(tensors, name).contiguous()
+    save_file({n: t.to(torch.bfloat16) for n, t in cloned.items()}, folder / "model.safetensors")
     expected = causal.load(folder, dtype=torch.float32).eval()
     (folder / "model.safetensors").unlink()
     halves = sorted(tensors)[::2], sorted(tensors)[1::2]  # scales in another file than their weights
@@ -198,8 +198,8 @@ def quantized(kind: str, folder: Path) -> tuple[Path, Any]:
 
 def logits(model: Any) -> torch.Tensor:
     with torch.no_grad():
-        found: torch.Tensor = model(input_ids=TOKENS).logits
-    return found
+        logits_found: torch.Tensor = model(input_ids=TOKENS).logits
+    return logits_found
 
 
 FAST = "fp8"

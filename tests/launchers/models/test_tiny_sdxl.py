@@ -74,9 +74,9 @@ def test_the_tokenizer_has_tokens_for_caption_words_and_encodes_any_text(pipelin
 
 def test_a_seed_gives_identical_files_and_another_seed_different_ones(folder: Path, tmp_path: Path) -> None:
     state = torch.random.get_rng_state()
-    again, other = tiny_sdxl.make(tmp_path / "again"), tiny_sdxl.make(tmp_path / "other", seed=1)
+    second_pipeline, other = tiny_sdxl.make(tmp_path / "again"), tiny_sdxl.make(tmp_path / "other", seed=1)
     assert torch.equal(torch.random.get_rng_state(), state)
-    assert hashes(again) == hashes(folder)
+    assert hashes(second_pipeline) == hashes(folder)
     changed = {name for name, value in hashes(other).items() if value != hashes(folder)[name]}
     assert {name.partition("/")[0] for name in changed} == {"unet", "vae", "text_encoder", "text_encoder_2"}
 

@@ -95,30 +95,32 @@ def test_the_configured_python_generates_the_answers(model: Path, tmp_path: Path
         '#!/bin/sh\necho "$@" >>"$0.calls"\n[ "$1" = -c ]\n'
     )  # says that it has vLLM, and fails
     python.chmod(0o755)
-    asked = request(model, tmp_path / "run", generator="vllm", generator_python=str(python))
+    generation_request = request(model, tmp_path / "run", generator="vllm", generator_python=str(python))
     with pytest.raises(RuntimeError, match="has failed, 3 of 3 shards are missing"):
-        generate(asked, lambda *_: None)
+        generate(generation_request, lambda *_: None)
     calls = python.with_suffix(".calls").read_text().splitlines()
-    assert calls[-1] == f"-m launchers.rejection.generation {asked.work_dir}/request.json"
+    assert calls[-1] == f"-m launchers.rejection.generation {generation_request.work_dir}/request.json"
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)  # vLLM starts three times in these two, half a minute each on quiet cores
 def test_vllm_generates_the_shards_and_the_same_shards_again(model: Path, tmp_path: Path) -> None:  # noqa: F811
     pytest.importorskip("vllm", reason="vLLM is not installed here (docs/rejection.md#vllm)")
-    made: list[int] = []
-    asked = request(model, tmp_path / "run", generator="vllm")
-    assert generate(asked, lambda shard, _: made.append(shard)) == 3
-    before = {path.name: path.read_text() for path in asked.shards_dir.iterdir()}
-    (asked.shards_dir / rows.shard_name(1)).unlink()
-    generate(asked, lambda shard, _: made.append(shard))
-    assert made == [0, 1, 2, 1]
-    assert {path.name: path.read_text() for path in asked.shards_dir.iterdir()} == before
-    found = [each for path in sorted(asked.shards_dir.iterdir()) for each in rows.read_answers(path)]
-    assert sorted(each.index for each in found) == list(range(40))
-    assert all(len(each.answers) == 4 for each in found)
-    assert all(1 <= answer.tokens <= 5 for each in found for answer in each.answers)
-    assert any(len({answer.text for answer in each.answers}) > 1 for each in found), "answers are drawn"
+    answered: list[int] = []
+    generation_request = request(model, tmp_path / "run", generator="vllm")
+    assert generate(generation_request, lambda shard, _: answered.append(shard)) == 3
+    before = {path.name: path.read_text() for path in generation_request.shards_dir.iterdir()}
+    (generation_request.shards_dir / rows.shard_name(1)).unlink()
+    generate(generation_request, lambda shard, _: answered.append(shard))
+    assert answered == [0, 1, 2, 1]
+    assert {path.name: path.read_text() for path in generation_request.shards_dir.iterdir()} == before
+    answers = [
+        each for path in sorted(generation_request.shards_dir.iterdir()) for each in rows.read_answers(path)
+    ]
+    assert sorted(each.index for each in answers) == list(range(40))
+    assert all(len(each.answers) == 4 for each in answers)
+    assert all(1 <= answer.tokens <= 5 for each in answers for answer in each.answers)
+    assert any(len({answer.text for answer in each.answers}) > 1 for each in answers), "answers are drawn"
 
 
 @pytest.mark.slow
@@ -126,13 +128,17 @@ def test_vllm_generates_the_shards_and_the_same_shards_again(model: Path, tmp_pa
 def test_vllm_selects_the_same_most_likely_tokens_as_transformers(model: Path, tmp_path: Path) -> None:  # noqa: F811
     pytest.importorskip("vllm", reason="vLLM is not installed here (docs/rejection.md#vllm)")
     sure = sharpened(model, tmp_path / "sure")
-    found: dict[str, list[str]] = {}
+    tokens_by_engine: dict[str, list[str]] = {}
     for generator in ("transformers", "vllm"):
-        asked = request(sure, tmp_path / generator, generator=generator, temperature=0.01)
-        generate(asked, lambda *_: None)
-        drawn = [each for path in sorted(asked.shards_dir.iterdir()) for each in rows.read_answers(path)]
-        found[generator] = [answer.text for each in drawn for answer in each.answers]
-    theirs, ours = found["transformers"], found["vllm"]
+        generation_request = request(sure, tmp_path / generator, generator=generator, temperature=0.01)
+        generate(generation_request, lambda *_: None)
+        drawn = [
+            each
+            for path in sorted(generation_request.shards_dir.iterdir())
+            for each in rows.read_answers(path)
+        ]
+        tokens_by_engine[generator] = [answer.text for each in drawn for answer in each.answers]
+    theirs, ours = tokens_by_engine["transformers"], tokens_by_engine["vllm"]
     assert len(theirs) == len(ours) == 160
     assert len(set(theirs)) > 1, "prompts have answers of their own"
     assert sum(one == other for one, other in zip(theirs, ours, strict=True)) >= 0.9 * 160

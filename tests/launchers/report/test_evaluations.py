@@ -46,16 +46,19 @@ def test_small_improvements_that_add_up_to_more_than_min_delta_count() -> None:
 
 
 def test_a_run_describes_which_step_it_exports_and_why_it_ended() -> None:
-    found = losses(2.0, 1.0, 1.5, 1.6)
-    assert (exported_step(found, KEPT, 40), exported_step(found, Evaluation(every_steps=10), 40)) == (20, 40)
-    assert exported_step(found, Evaluation(every_steps=10, patience=2, keep_best=False), 40) == 40
-    rows = dict(describe_export(found, KEPT, exported=20, last_step=40))
+    evaluations = losses(2.0, 1.0, 1.5, 1.6)
+    assert (
+        exported_step(evaluations, KEPT, 40),
+        exported_step(evaluations, Evaluation(every_steps=10), 40),
+    ) == (20, 40)
+    assert exported_step(evaluations, Evaluation(every_steps=10, patience=2, keep_best=False), 40) == 40
+    rows = dict(describe_export(evaluations, KEPT, exported=20, last_step=40))
     assert rows["exported"] == "step 20 of 40, the lowest held-out loss (1.0000)"
     assert rows["stopped early"].startswith("after step 40: 2 evaluations without a lower held-out loss")
-    lost = dict(describe_export(found, KEPT, exported=40, last_step=40))
+    lost = dict(describe_export(evaluations, KEPT, exported=40, last_step=40))
     assert "the checkpoint of step 20" in lost["exported"]
     assert "unusable" in lost["exported"]
-    last = dict(describe_export(found, Evaluation(every_steps=10), exported=40, last_step=40))
+    last = dict(describe_export(evaluations, Evaluation(every_steps=10), exported=40, last_step=40))
     assert last == {"exported": "step 40 of 40; the lowest held-out loss was 1.0000 after step 20"}
     assert describe_export([], KEPT, exported=40, last_step=40) == []
 

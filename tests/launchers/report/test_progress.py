@@ -39,7 +39,7 @@ def test_without_a_terminal_the_first_the_last_and_every_nth_step_are_logged(
 
 
 @pytest.mark.parametrize(
-    ("total", "step_seconds", "fewest", "most"),
+    ("total", "step_seconds", "fewest", "line_limit"),
     [
         (180, 0.25, 9, 12),  # a tenth of the run
         (40, 0.01, 2, 3),  # at most one line per second
@@ -52,7 +52,7 @@ def test_by_default_a_short_run_logs_about_ten_lines_and_a_long_run_one_line_per
     total: int,
     step_seconds: float,
     fewest: int,
-    most: int,
+    line_limit: int,
 ) -> None:
     now = 1000.0
     monkeypatch.setattr("launchers.report.progress.time.monotonic", lambda: now)
@@ -63,7 +63,7 @@ def test_by_default_a_short_run_logs_about_ten_lines_and_a_long_run_one_line_per
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("step 1/")
     assert lines[-1].startswith(f"step {total}/")
-    assert fewest <= len(lines) <= most
+    assert fewest <= len(lines) <= line_limit
 
 
 def test_by_default_checkpoints_are_logged_at_most_once_per_minute(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,9 +25,9 @@ def cpu_plan() -> Plan:
 
 
 def with_peak(peak: float) -> Plan:
-    made = cpu_plan()
-    prediction = dataclasses.replace(made.prediction, peak_flops_per_gpu=peak, flops_per_token=1e9)
-    return dataclasses.replace(made, prediction=prediction)
+    plan_state = cpu_plan()
+    prediction = dataclasses.replace(plan_state.prediction, peak_flops_per_gpu=peak, flops_per_token=1e9)
+    return dataclasses.replace(plan_state, prediction=prediction)
 
 
 def step(number: int, loss: float | None = 4.0, dt: float = 0.5, *, rank: int = 0, tokens: int = 600) -> Step:
@@ -178,10 +178,10 @@ def test_a_run_without_a_plan_has_measured_speeds_but_none_without_events_or_tok
 
 def test_a_snapshot_is_left_unchanged_by_later_events() -> None:
     run = state(cpu_plan(), [1000] * 3, step(1), Drawn(rank=0, step=0, captions=(), pictures=()))
-    kept = run.snapshot()
+    snapshot = run.snapshot()
     for event in (step(2), Phase(rank=0, name="save"), Drawn(rank=0, step=1, captions=(), pictures=())):
         run.add(event)
-    assert (len(kept.steps), len(kept.drawn), kept.phase) == (1, 1, "")
+    assert (len(snapshot.steps), len(snapshot.drawn), snapshot.phase) == (1, 1, "")
     assert (len(run.steps), len(run.drawn), run.phase) == (2, 2, "save")
 
 

@@ -18,21 +18,21 @@ def pace(rank: int, step: int, in_collectives: float, dt: float = 1.0, per_node:
     return Pace(rank=rank, local_rank=rank % per_node, node=node, host=f"h{node}", step=step, **times)
 
 
-def paces(step: int, own: dict[int, float], per_node: int, noise: float = 0.0) -> list[Pace]:
+def paces(step: int, base_paces: dict[int, float], per_node: int, noise: float = 0.0) -> list[Pace]:
     """One synchronous step: each rank works ``own`` seconds and waits for the slowest."""
-    spent = {rank: seconds * random.lognormvariate(0, noise) for rank, seconds in own.items()}
+    spent = {rank: seconds * random.lognormvariate(0, noise) for rank, seconds in base_paces.items()}
     took = max(spent.values()) + 0.01
     return [pace(rank, step, took - seconds, took, per_node) for rank, seconds in spent.items()]
 
 
 def follow(
-    count: int, per_node: int, own: Callable[[int, int], float], *, steps: int, noise: float = 0.0
+    count: int, per_node: int, node_pace: Callable[[int, int], float], *, steps: int, noise: float = 0.0
 ) -> list[Straggling]:
     """Return the events of a training in which each rank works ``own(rank, step)`` seconds."""
     random.seed(7)
     watch, events = Stragglers(count, per_node), []
     for step in range(1, steps + 1):
-        of_step = paces(step, {rank: own(rank, step) for rank in range(count)}, per_node, noise)
+        of_step = paces(step, {rank: node_pace(rank, step) for rank in range(count)}, per_node, noise)
         random.shuffle(of_step)
         events += [each for pace in of_step for each in watch.add(pace)]
     return events
@@ -67,10 +67,10 @@ def test_noise_single_long_steps_and_alternating_ranks_report_no_straggler() -> 
 def test_no_straggler_is_named_if_more_than_half_are_late_and_a_recovery_is_reported() -> None:
     assert follow(8, 2, lambda rank, _: 1.5 if rank < 5 else 1.0, steps=60) == []
 
-    def own(rank: int, step: int) -> float:
+    def node_pace(rank: int, step: int) -> float:
         return 1.5 if rank == 2 and step < 40 else 1.0
 
-    first, last = follow(4, 1, own, steps=80)
+    first, last = follow(4, 1, node_pace, steps=80)
     assert (first.rank, first.over, last.rank, last.over) == (2, False, 2, True)
     assert "on time again" in describe(last, on_gpus=False)
     assert 40 <= last.step <= 40 + SOON

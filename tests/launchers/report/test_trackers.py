@@ -24,19 +24,19 @@ def metrics(step: int) -> Metrics:
 
 
 def track(name: str, folder: Path) -> None:
-    made = Trackers(settings.build({"tracker": [name]}), run_name="run-1", folder=folder)
+    result = Trackers(settings.build({"tracker": [name]}), run_name="run-1", folder=folder)
     for step in (1, 2, 3):
-        made.log(step, metrics(step).figures())
-    made.close()
+        result.log(step, metrics(step).figures())
+    result.close()
 
 
 def losses_in(folder: Path) -> list[float]:
     """What TensorBoard reads of the run."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    found = EventAccumulator(str(folder / "run-1")).Reload()
-    assert "mfu" not in found.Tags()["scalars"]  # not known is not 0
-    return [event.value for event in found.Scalars("loss")]
+    events = EventAccumulator(str(folder / "run-1")).Reload()
+    assert "mfu" not in events.Tags()["scalars"]  # not known is not 0
+    return [event.value for event in events.Scalars("loss")]
 
 
 def test_tensorboard_gets_every_step(tmp_path: Path) -> None:
@@ -81,15 +81,17 @@ def test_a_failing_tracker_stops_neither_the_run_nor_other_trackers(
         raise ConnectionError("no answer from\nhttps://me:s3cret@mlflow.example.com/api")
 
     monkeypatch.setattr(tracking, "MLflowTracker", refuse)
-    made = Trackers(settings.build({"tracker": ["mlflow", "tensorboard"]}), run_name="run-1", folder=tmp_path)
+    used_trackers = Trackers(
+        settings.build({"tracker": ["mlflow", "tensorboard"]}), run_name="run-1", folder=tmp_path
+    )
     for step in (1, 2, 3):
-        made.log(step, metrics(step).figures())
-    made.close()
+        used_trackers.log(step, metrics(step).figures())
+    used_trackers.close()
     assert losses_in(tmp_path) == [7.0, 6.0, 5.0]
-    said = capsys.readouterr().err
-    assert said.count("receives no more metrics of this run: ConnectionError: ") == 1
-    assert "mlflow.example.com" in said
-    assert "s3cret" not in said
+    output = capsys.readouterr().err
+    assert output.count("receives no more metrics of this run: ConnectionError: ") == 1
+    assert "mlflow.example.com" in output
+    assert "s3cret" not in output
 
 
 def test_a_hanging_tracker_delays_neither_the_run_nor_other_trackers(
@@ -105,12 +107,14 @@ def test_a_hanging_tracker_delays_neither_the_run_nor_other_trackers(
 
     monkeypatch.setattr(tracking, "MLflowTracker", hang)
     monkeypatch.setattr(trackers, "CLOSE_S", 2.0)
-    made = Trackers(settings.build({"tracker": ["mlflow", "tensorboard"]}), run_name="run-1", folder=tmp_path)
+    used_trackers = Trackers(
+        settings.build({"tracker": ["mlflow", "tensorboard"]}), run_name="run-1", folder=tmp_path
+    )
     began = time.monotonic()
     for step in (1, 2, 3):
-        made.log(step, metrics(step).figures())
+        used_trackers.log(step, metrics(step).figures())
     assert time.monotonic() - began < 1
-    made.close()
+    used_trackers.close()
     assert time.monotonic() - began < 30
     assert "tracker mlflow did not receive all metrics within 2 s" in capsys.readouterr().err
     answers.set()
@@ -118,9 +122,9 @@ def test_a_hanging_tracker_delays_neither_the_run_nor_other_trackers(
 
 
 def test_nothing_is_written_without_a_tracker(tmp_path: Path) -> None:
-    made = Trackers(settings.build({}), run_name="run-1", folder=tmp_path / "none")
-    made.log(1, metrics(1).figures())
-    made.close()
+    used_trackers = Trackers(settings.build({}), run_name="run-1", folder=tmp_path / "none")
+    used_trackers.log(1, metrics(1).figures())
+    used_trackers.close()
     assert not (tmp_path / "none").exists()
 
 

@@ -33,12 +33,12 @@ def _mark(name: str, begin: float, end: float, thread: int = 1) -> Event:
 STEP = _mark(f"{trace.STEP}3", 0, 1000)
 
 
-def _microseconds(found: Split) -> dict[str, float]:
-    return {kind: pytest.approx(seconds * 1e6) for kind, seconds in found.seconds}
+def _microseconds(window: Split) -> dict[str, float]:
+    return {kind: pytest.approx(seconds * 1e6) for kind, seconds in window.seconds}
 
 
 def test_on_a_cpu_time_is_attributed_to_the_innermost_operator() -> None:
-    found = split(
+    window = split(
         [
             STEP,
             _mark(f"{trace.PHASE}data", 0, 100),
@@ -52,8 +52,8 @@ def test_on_a_cpu_time_is_attributed_to_the_innermost_operator() -> None:
             _span("aten::mul_", 710, 800),
         ]
     )
-    assert found.device == "cpu"
-    assert _microseconds(found) == {
+    assert window.device == "cpu"
+    assert _microseconds(window) == {
         "products": 280,
         "attention": 100,
         "other operators": 20,
@@ -61,24 +61,24 @@ def test_on_a_cpu_time_is_attributed_to_the_innermost_operator() -> None:
         "data": 100,
         "idle": 300,
     }
-    assert found.step_seconds == pytest.approx(1e-3)
-    assert found.operators[0] == Operator(name="aten::addmm", seconds=pytest.approx(240e-6), calls=1)
+    assert window.step_seconds == pytest.approx(1e-3)
+    assert window.operators[0] == Operator(name="aten::addmm", seconds=pytest.approx(240e-6), calls=1)
 
 
 def test_the_cost_of_a_collective_is_the_wait_of_the_training_thread() -> None:
-    found = split(
+    window = split(
         [
             STEP,
             _span("aten::mm", 0, 600),
             _mark("gloo:all_reduce", 500, 800, thread=2),
         ]
     )
-    assert _microseconds(found) == {"products": 600, "all_reduce": 200, "idle": 200}
-    assert dict(found.hidden) == {"all_reduce": pytest.approx(100e-6)}
+    assert _microseconds(window) == {"products": 600, "all_reduce": 200, "idle": 200}
+    assert dict(window.hidden) == {"all_reduce": pytest.approx(100e-6)}
 
 
 def test_on_a_gpu_stream_time_is_attributed_to_the_operator_that_launched_the_kernel() -> None:
-    found = split(
+    window = split(
         [
             STEP,
             _span("aten::mm", 0, 20),
@@ -91,19 +91,19 @@ def test_on_a_gpu_stream_time_is_attributed_to_the_operator_that_launched_the_ke
             _span("multi_tensor_apply", 700, 800, "kernel", 7, correlation=8),
         ]
     )
-    assert found.device == "cuda"
-    assert _microseconds(found) == {"products": 300, "optimizer": 100, "all_gather": 200, "idle": 400}
-    assert dict(found.hidden) == {"all_gather": pytest.approx(100e-6)}
-    assert {each.name for each in found.operators} >= {"aten::mm", "aten::_foreach_add_"}
+    assert window.device == "cuda"
+    assert _microseconds(window) == {"products": 300, "optimizer": 100, "all_gather": 200, "idle": 400}
+    assert dict(window.hidden) == {"all_gather": pytest.approx(100e-6)}
+    assert {each.name for each in window.operators} >= {"aten::mm", "aten::_foreach_add_"}
 
 
 def test_steps_are_averaged_and_time_between_steps_is_omitted() -> None:
     steps = [_mark(f"{trace.STEP}{n}", begin, begin + 100) for n, begin in ((1, 0), (2, 500))]
-    found = split(
+    window = split(
         [*steps, _span("aten::mm", 0, 50), _span("aten::mm", 200, 400), _span("aten::mm", 500, 530)]
     )
-    assert (found.steps, found.step_seconds) == (2, pytest.approx(100e-6))
-    assert _microseconds(found) == {"products": 40, "idle": 60}
+    assert (window.steps, window.step_seconds) == (2, pytest.approx(100e-6))
+    assert _microseconds(window) == {"products": 40, "idle": 60}
 
 
 STEP_OF_100 = _mark(f"{trace.STEP}1", 100, 200)
@@ -117,15 +117,15 @@ STEP_OF_100 = _mark(f"{trace.STEP}1", 100, 200)
     ],
 )
 def test_operators_that_extend_beyond_a_step_count_only_within_it(work: list[Event]) -> None:
-    found = split([STEP_OF_100, *work])
-    assert _microseconds(found) == {"products": 20, "other operators": 10, "idle": 70}
-    assert {each.name: each.calls for each in found.operators} == {work[0]["name"]: 0, work[1]["name"]: 1}
+    window = split([STEP_OF_100, *work])
+    assert _microseconds(window) == {"products": 20, "other operators": 10, "idle": 70}
+    assert {each.name: each.calls for each in window.operators} == {work[0]["name"]: 0, work[1]["name"]: 1}
 
 
 def test_time_in_which_a_gpu_waits_for_data_does_not_count_as_idle() -> None:
     step, data = _mark(f"{trace.STEP}1", 0, 100), _mark(f"{trace.PHASE}data", 10, 40)
-    found = split([step, data, _span("gemm", 30, 60, "kernel", 7)])
-    assert _microseconds(found) == {"products": 30, "data": 20, "idle": 50}
+    window = split([step, data, _span("gemm", 30, 60, "kernel", 7)])
+    assert _microseconds(window) == {"products": 30, "data": 20, "idle": 50}
 
 
 @pytest.mark.parametrize(
@@ -138,8 +138,8 @@ def test_time_in_which_a_gpu_waits_for_data_does_not_count_as_idle() -> None:
     ],
 )
 def test_a_collective_is_recognized_by_the_longest_matching_keyword_in_its_name(name: str, kind: str) -> None:
-    found = split([STEP_OF_100, _mark(name, 120, 150, thread=2)])
-    assert _microseconds(found) == {kind: 30, "idle": 70}
+    window = split([STEP_OF_100, _mark(name, 120, 150, thread=2)])
+    assert _microseconds(window) == {kind: 30, "idle": 70}
 
 
 def test_parts_that_were_neither_predicted_nor_measured_have_no_row() -> None:

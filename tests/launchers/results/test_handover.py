@@ -200,8 +200,8 @@ def test_paths_with_spaces_are_quoted_in_the_gguf_command(base: Path, tmp_path: 
     (adapter / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA"}))
     command = gguf.command(adapter, spaced, str(spaced)) or ""
     (adapter / handover.PAGE).write_text(f"## GGUF, for llama.cpp\n\n    {command}\n")
-    words = shlex.split(handover.gguf_command(adapter) or "")
-    assert words[2:5] == ["--base", str(spaced), str(adapter)]
+    arguments = shlex.split(handover.gguf_command(adapter) or "")
+    assert arguments[2:5] == ["--base", str(spaced), str(adapter)]
 
 
 def test_gguf_architectures_exist_in_transformers_and_others_have_no_command(

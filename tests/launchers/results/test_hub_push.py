@@ -90,7 +90,7 @@ FINE_GRAINED = {"role": "fineGrained", "fineGrained": {"scoped": []}}
 
 
 @pytest.mark.parametrize(
-    ("token", "account", "repo", "said"),
+    ("token", "account", "repo", "expected"),
     [
         (None, {}, "tester/mine", "no token is set"),
         ("hf_wrong", {}, "tester/mine", "rejects this token"),
@@ -106,11 +106,11 @@ def test_obstacles_to_a_push_are_reported_before_the_run(
     token: str | None,
     account: dict[str, Any],
     repo: str,
-    said: str,
+    expected: str,
 ) -> None:
     lab.use(hub, monkeypatch, token)
     hub.account |= account
-    with pytest.raises(UserError, match=said) as error:
+    with pytest.raises(UserError, match=expected) as error:
         hub_push.check(settings(push=repo), must_reach=True)
     assert len(str(error.value).splitlines()) == 2
     assert "hf_" not in str(error.value).replace("hf_hub", "")

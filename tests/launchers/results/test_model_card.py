@@ -39,10 +39,13 @@ def test_the_settings_on_the_card_show_absolute_paths_of_local_files(
         model_card.write_records(
             tmp_path, plan, settings, [("steps", "1")], model=resolve("tiny-llama"), command="python x.py"
         )
-    kept = yaml.safe_load((tmp_path / "settings.yaml").read_text())
-    assert kept["dataset"] == kept["evaluation"]["dataset"] == str(tmp_path / "rows.jsonl")
-    assert (kept["mixture"], kept["model"]) == ({str(tmp_path / "other.jsonl"): 2.0}, "tiny-llama")
-    assert Settings.model_validate(kept)
+    card_settings = yaml.safe_load((tmp_path / "settings.yaml").read_text())
+    assert card_settings["dataset"] == card_settings["evaluation"]["dataset"] == str(tmp_path / "rows.jsonl")
+    assert (card_settings["mixture"], card_settings["model"]) == (
+        {str(tmp_path / "other.jsonl"): 2.0},
+        "tiny-llama",
+    )
+    assert Settings.model_validate(card_settings)
     page = (tmp_path / "model" / handover.PAGE).read_text()
     assert page.startswith("---\n")
     assert page.endswith(handover.HEADING + "\n")

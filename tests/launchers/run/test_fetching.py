@@ -23,8 +23,8 @@ HERE = Target(kind="local", machine=Machine(cpu_cores=4, ram_bytes=16 * GIB, dis
 ROW = {"messages": [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]}
 
 
-def fetch(*words: str) -> tuple[int, str]:
-    done = CliRunner().invoke(app, ["fetch", *words], prog_name="finetune")
+def fetch(*arguments: str) -> tuple[int, str]:
+    done = CliRunner().invoke(app, ["fetch", *arguments], prog_name="finetune")
     return done.exit_code, done.output
 
 
@@ -46,9 +46,9 @@ def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 @pytest.mark.slow
 def test_the_settings_of_fetched_inputs_need_no_network(bucket: str, tmp_path: Path) -> None:
-    given = tmp_path / "run.yaml"
-    given.write_text(f"model: {bucket}/model\ndataset: {bucket}/rows.jsonl\nseq_len: 64\n")
-    status, output = fetch(str(given), "--output", str(tmp_path / "fetched"), "--set", "epochs=2")
+    settings_file = tmp_path / "run.yaml"
+    settings_file.write_text(f"model: {bucket}/model\ndataset: {bucket}/rows.jsonl\nseq_len: 64\n")
+    status, output = fetch(str(settings_file), "--output", str(tmp_path / "fetched"), "--set", "epochs=2")
     assert status == 0, output
     assert f"{bucket}/rows.jsonl: 40 rows" in output
 

@@ -39,7 +39,7 @@ def test_automatic_settings_are_decided_from_model_and_method() -> None:
         assert config({"method": method}, "llama-8b").optimizer.lr == 1e-3, "litgpt's; gates begin at 0"
         job = build_job(settings.build({"method": method}), find("llama-8b"), None)
         assert with_engine(job).engine == "deepspeed"
-    given = {
+    values = {
         "method": "full",
         "engine": "torchtune",
         "checkpoint_every": 7,
@@ -51,8 +51,8 @@ def test_automatic_settings_are_decided_from_model_and_method() -> None:
         "liger": False,
         "compile": True,
     }
-    decided = config(given, "llama-8b").with_checkpoint_interval(200)
-    assert decided.model_dump() == settings.build(given).model_dump()
+    decided = config(values, "llama-8b").with_checkpoint_interval(200)
+    assert decided.model_dump() == settings.build(values).model_dump()
 
 
 def test_packing_liger_and_compile_are_decided_by_the_plan_unless_set() -> None:
@@ -64,8 +64,8 @@ def test_packing_liger_and_compile_are_decided_by_the_plan_unless_set() -> None:
     }
     cloud = Target(kind="kubernetes")
 
-    def decided(**more: object) -> tuple[bool, bool, bool, int]:
-        chosen = preparation.plan_run(settings.build(values | more), cloud).settings
+    def decided(**overrides: object) -> tuple[bool, bool, bool, int]:
+        chosen = preparation.plan_run(settings.build(values | overrides), cloud).settings
         return chosen.packing, chosen.liger, chosen.compile, chosen.least_packed_steps
 
     assert decided() == (True, True, True, run_config.LEAST_PACKED_STEPS)
@@ -81,11 +81,13 @@ def test_liger_and_compile_are_off_if_not_installed_unless_set(monkeypatch: pyte
     monkeypatch.setattr("launchers.run.job.shutil.which", lambda _: None)
     monkeypatch.setattr("launchers.run.job.importlib.util.find_spec", lambda _: None)
     spec, auto = find("llama-8b"), settings.build({})
-    here, elsewhere = (build_job(auto, spec, None, installed=installed) for installed in (True, False))
-    assert (here.liger, here.compile) == (False, False)
+    installed_job, elsewhere = (
+        build_job(auto, spec, None, installed=installed) for installed in (True, False)
+    )
+    assert (installed_job.liger, installed_job.compile) == (False, False)
     assert (elsewhere.liger, elsewhere.compile) == (None, None)
-    given = build_job(settings.build({"liger": True, "compile": True}), spec, None, installed=True)
-    assert (given.liger, given.compile) == (True, True)
+    configured = build_job(settings.build({"liger": True, "compile": True}), spec, None, installed=True)
+    assert (configured.liger, configured.compile) == (True, True)
 
 
 def test_support_tickets_are_evaluated_on_their_test_split_and_other_data_as_configured() -> None:
@@ -143,18 +145,18 @@ def test_the_default_lora_targets_use_the_layer_names_of_the_model_family() -> N
 
 
 def test_new_tokens_add_the_embeddings_to_the_trained_modules() -> None:
-    wanted = settings.build(
+    expected_settings = settings.build(
         {"method": "lora", "new_tokens": ["<a>", "<b>"], "lora": {"modules_to_save": ["norms"]}}
     )
     spec = find("llama-8b")
-    job = build_job(wanted, spec, None)
+    job = build_job(expected_settings, spec, None)
     assert with_engine(job).engine == "deepspeed"
     assert (job.model.vocab, job.model.parameters) == (spec.vocab + 2, spec.parameters + 2 * 2 * spec.hidden)
     assert job.trained_modules == ("norms", "embed_tokens", "lm_head")
-    assert "new_tokens" in (unsupported("torchtune", wanted, spec) or "")
+    assert "new_tokens" in (unsupported("torchtune", expected_settings, spec) or "")
     adapter = settings.build({"method": "adapter-v1", "new_tokens": ["<a>"]})
     assert "trains neither" in (unsupported("fsdp2", adapter, spec) or "")
-    assert "is gemma" in (unsupported("fsdp2", wanted, find("gemma-7b")) or "")
+    assert "is gemma" in (unsupported("fsdp2", expected_settings, find("gemma-7b")) or "")
 
 
 def test_an_automatic_method_is_decided_by_the_plan_together_with_engine_and_learning_rate() -> None:
@@ -167,7 +169,7 @@ def test_an_automatic_method_is_decided_by_the_plan_together_with_engine_and_lea
 
 
 @pytest.mark.parametrize(
-    ("given", "methods"),
+    ("values", "methods"),
     [
         ({"lora": {"rank": 8}}, ("lora", "qlora")),
         ({"lora": {"alpha": 32}}, ("lora", "qlora")),
@@ -177,9 +179,9 @@ def test_an_automatic_method_is_decided_by_the_plan_together_with_engine_and_lea
     ],
 )
 def test_an_automatic_method_supports_the_configured_options(
-    given: dict[str, Any], methods: tuple[str, ...]
+    values: dict[str, Any], methods: tuple[str, ...]
 ) -> None:
-    text = json.dumps({"model": "tiny-llama", "method": "auto", **given})
+    text = json.dumps({"model": "tiny-llama", "method": "auto", **values})
     chosen = pickle.loads(pickle.dumps(settings.build(settings.parse_yaml(text))))  # noqa: S301
     run = preparation.plan_run(chosen, HERE)
     assert run.plan.method == methods[0]
@@ -208,15 +210,15 @@ def test_about_ten_checkpoints_are_written_but_not_one_at_every_step(steps: int)
 
 
 def test_a_run_is_planned_with_the_resolved_model_the_defaults_and_the_chosen_plan() -> None:
-    seen: list[tuple[Job, Target]] = []
+    planned_jobs: list[tuple[Job, Target]] = []
 
     def choose(job: Job, target: Target, corrections: object) -> object:
-        seen.append((job, target))
+        planned_jobs.append((job, target))
         return preparation.best_plan(job, target, None)
 
     chosen = settings.build({"resources": {"nodes": 2, "device": "cpu"}})
     run = preparation.plan_run(chosen, HERE, choose=choose)  # type: ignore[arg-type]
-    [(job, target)] = seen
+    [(job, target)] = planned_jobs
     assert (job.engine, job.global_batch_size) == ("auto", chosen.batch_size)
     assert (target.gpus, target.nodes, target.machine) == (None, 2, MACHINE)
     assert (run.model.name, run.model.spec) == ("tiny-llama", find("tiny-llama"))
@@ -226,7 +228,7 @@ def test_a_run_is_planned_with_the_resolved_model_the_defaults_and_the_chosen_pl
 
 def test_impossible_settings_are_refused_before_planning(tmp_path: Path, dataset: Path) -> None:
     (tmp_path / "empty").mkdir()
-    for values, words in (
+    for values, expected_text in (
         ({"engine": "deepspeed", "compile": True}, "Use --engine torchtune."),
         ({"seq_len": 10**6}, "longer than the 2048 tokens"),
         ({"model": "no-such-model"}, "no-such-model"),
@@ -236,7 +238,7 @@ def test_impossible_settings_are_refused_before_planning(tmp_path: Path, dataset
         chosen = settings.build({"dataset": str(dataset), **values})
         with pytest.raises(UserError) as refused:
             preparation.plan_run(chosen, HERE, choose=_never)  # type: ignore[arg-type]
-        assert words in f"{refused.value.problem} {refused.value.advice}"
+        assert expected_text in f"{refused.value.problem} {refused.value.advice}"
 
 
 def _never(*_: object) -> object:
@@ -265,7 +267,7 @@ def test_a_disk_that_is_too_small_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("values", "message"),
     [
         ({"global_batch_size": 16}, "planned with --global-batch-size 8; the run requests 16"),
         ({"method": "full"}, "planned with --method lora; the run requests full"),
@@ -277,40 +279,40 @@ def test_a_disk_that_is_too_small_is_named() -> None:
         ({"task": "dpo"}, "planned with the default --task; the run requests dpo"),
     ],
 )
-def test_a_deployment_started_for_another_job_is_refused(given: dict[str, Any], message: str) -> None:
+def test_a_deployment_started_for_another_job_is_refused(values: dict[str, Any], message: str) -> None:
     base = {"global_batch_size": 8, "method": "lora", "lora": {"rank": 16}}
     plan = preparation.plan_run(settings.build(base), HERE).plan
     spec = find("tiny-llama")
     for same in ({}, {"engine": plan.engine, "method": "auto"}, {"precision": "fp32", "max_steps": 7}):
         assert preparation.check_matches(plan, settings.build(base | same), spec) == plan
     with pytest.raises(UserError, match=message) as refused:
-        preparation.check_matches(plan, settings.build(base | given), spec)
+        preparation.check_matches(plan, settings.build(base | values), spec)
     assert "Redeploy the flow" in refused.value.advice
     with pytest.raises(UserError, match="no plan"):
         preparation.check_matches(None, settings.build({}), spec)
 
 
-def counted(given: settings.Settings) -> int | None:
-    return preparation.count_steps(given, TINY, preparation.count_rows(given))
+def counted(configured: settings.Settings) -> int | None:
+    return preparation.count_steps(configured, TINY, preparation.count_rows(configured))
 
 
 def test_the_users_number_of_steps_takes_precedence_over_one_epoch(dataset: Path) -> None:
-    given = {"dataset": str(dataset), "evaluation": {"fraction": 0}}  # 60 rows: 3 steps of 16
-    run = preparation.plan_run(settings.build({**given, "max_steps": 40}), HERE)
+    values = {"dataset": str(dataset), "evaluation": {"fraction": 0}}  # 60 rows: 3 steps of 16
+    run = preparation.plan_run(settings.build({**values, "max_steps": 40}), HERE)
     assert run.plan.prediction.tokens == 40 * 16 * TINY_SEQ_LEN
     assert counted(run.settings) == 40
-    assert counted(settings.build({**given, "max_steps": 40, "epochs": 1})) == 3
+    assert counted(settings.build({**values, "max_steps": 40, "epochs": 1})) == 3
 
 
 def test_a_default_batch_is_adjusted_to_the_number_of_processes(dataset: Path) -> None:
-    given = {"dataset": str(dataset), "evaluation": {"fraction": 0}, "epochs": 2}
-    run = preparation.plan_run(settings.build({**given, "resources": {"gpus": 5, "device": "cpu"}}), HERE)
+    values = {"dataset": str(dataset), "evaluation": {"fraction": 0}, "epochs": 2}
+    run = preparation.plan_run(settings.build({**values, "resources": {"gpus": 5, "device": "cpu"}}), HERE)
     assert run.settings.global_batch_size == run.plan.layout.global_batch_size == 15
     assert any("nearest possible one to the default of 16" in line for line in run.plan.why)
     assert run.plan.prediction.tokens == 2 * 60 // 15 * 15 * TINY_SEQ_LEN, "in steps of that batch"
     with pytest.raises(UserError, match="batch of 16 is not divisible"):
         preparation.plan_run(
-            settings.build({**given, "global_batch_size": 16, "resources": {"gpus": 5, "device": "cpu"}}),
+            settings.build({**values, "global_batch_size": 16, "resources": {"gpus": 5, "device": "cpu"}}),
             HERE,
         )
 
@@ -324,25 +326,25 @@ def test_requested_gpus_that_do_not_exist_are_refused() -> None:
 
 
 def test_a_default_batch_is_no_larger_than_the_dataset(tmp_path: Path) -> None:
-    few = tmp_path / "few.jsonl"
-    few.write_text('{"text": "plain"}\n' * 10)
-    given = {"dataset": str(few), "evaluation": {"fraction": 0}}
-    run = preparation.plan_run(settings.build(given), HERE)
+    small_file = tmp_path / "few.jsonl"
+    small_file.write_text('{"text": "plain"}\n' * 10)
+    values = {"dataset": str(small_file), "evaluation": {"fraction": 0}}
+    run = preparation.plan_run(settings.build(values), HERE)
     assert run.settings.global_batch_size == 10
     assert settings.build({"task": "grpo", "rl": {"group_size": 6}}).batch_size == 18
 
 
 def test_the_number_of_steps_is_known_if_the_dataset_is_local(dataset: Path) -> None:
-    given = {"dataset": str(dataset), "global_batch_size": 8, "evaluation": {"fraction": 0.1}}
-    once = counted(settings.build(given))
+    values = {"dataset": str(dataset), "global_batch_size": 8, "evaluation": {"fraction": 0.1}}
+    once = counted(settings.build(values))
     assert once == 54 // 8
-    assert counted(settings.build({**given, "epochs": 3})) == 3 * 54 // 8
-    assert counted(settings.build({**given, "epochs": 3, "max_steps": 5})) == 5
+    assert counted(settings.build({**values, "epochs": 3})) == 3 * 54 // 8
+    assert counted(settings.build({**values, "epochs": 3, "max_steps": 5})) == 5
     assert counted(settings.build({"dataset": "owner/rows"})) is None
 
 
 @pytest.mark.parametrize(
-    ("schedule", "steps", "words"),
+    ("schedule", "steps", "expected"),
     [
         ({}, 1, "nothing is learned"),
         ({}, 5, "does not reach its peak"),
@@ -352,31 +354,31 @@ def test_the_number_of_steps_is_known_if_the_dataset_is_local(dataset: Path) -> 
     ],
 )
 def test_a_run_that_ends_in_its_warm_up_gets_a_warning(
-    schedule: dict[str, float], steps: int, words: str | None
+    schedule: dict[str, float], steps: int, expected: str | None
 ) -> None:
     reported = preparation.short_run_warning(settings.build({"schedule": schedule}), steps)
-    assert (reported is None) == (words is None)
-    assert words is None or words in (reported or "")
+    assert (reported is None) == (expected is None)
+    assert expected is None or expected in (reported or "")
 
 
 def test_steps_of_a_token_budget_are_planned_with_full_sequences() -> None:
-    given = {"dataset": "owner/rows", "tokens": "20k", "global_batch_size": 16, "seq_len": 256}
-    assert counted(settings.build(given)) == 5
-    assert counted(settings.build({**given, "task": "orpo"})) == 3, "a pair is two sequences"
-    assert counted(settings.build({**given, "tokens": 4096})) == 1
+    values = {"dataset": "owner/rows", "tokens": "20k", "global_batch_size": 16, "seq_len": 256}
+    assert counted(settings.build(values)) == 5
+    assert counted(settings.build({**values, "task": "orpo"})) == 3, "a pair is two sequences"
+    assert counted(settings.build({**values, "tokens": 4096})) == 1
 
 
 def test_all_local_datasets_of_a_mixture_are_checked_and_counted(dataset: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.jsonl"
     other.write_text('{"text": "plain"}\n' * 10)
-    given = {"dataset": str(dataset), "global_batch_size": 8, "evaluation": {"fraction": 0}}
-    mixed = settings.build({**given, "mixture": {str(other): 2}})
+    values = {"dataset": str(dataset), "global_batch_size": 8, "evaluation": {"fraction": 0}}
+    mixed = settings.build({**values, "mixture": {str(other): 2}})
     assert counted(mixed) == (60 + 20) // 8
     samples, _ = preparation.read_data(mixed, tmp_path / "data")
     assert [row.source for row in samples] == [0] * 60 + [1] * 10
-    assert counted(settings.build({**given, "mixture": {"owner/rows": 1}})) is None
-    own = mixed.model_copy(update={"evaluation": Evaluation(dataset=str(other))})
-    assert len(preparation.read_data(own, tmp_path / "data")[1] or ()) == 10
+    assert counted(settings.build({**values, "mixture": {"owner/rows": 1}})) is None
+    held_out_settings = mixed.model_copy(update={"evaluation": Evaluation(dataset=str(other))})
+    assert len(preparation.read_data(held_out_settings, tmp_path / "data")[1] or ()) == 10
     assert preparation.read_data(mixed, tmp_path / "data")[1] is None, "nothing of an earlier attempt"
     other.write_text("{broken")
     with pytest.raises(UserError, match=r"other\.jsonl, line 1"):
@@ -453,6 +455,6 @@ def test_a_grpo_plan_counts_prompts_by_groups_and_generates_with_trl(tmp_path: P
     assert (run.plan.engine, run.plan.layout.sharding, run.settings.engine) == ("trl", "none", "trl")
     assert counted(run.settings) == 20 // (32 // 8)
     assert any(line.startswith("grpo: a process generates") for line in run.plan.why)
-    few = settings.build(values | {"global_batch_size": 256})
+    large_batch = settings.build(values | {"global_batch_size": 256})
     with pytest.raises(UserError, match="takes 32 prompts, but there are only 20"):
-        preparation.plan_run(few, HERE, calibrated=False)
+        preparation.plan_run(large_batch, HERE, calibrated=False)

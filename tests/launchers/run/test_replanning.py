@@ -30,8 +30,8 @@ def plans(tmp_path: Path) -> Replanning:
     return Replanning(storage=LocalStorage(tmp_path), prefix="plans/7")
 
 
-def after(made: Plan, attempt: int = 0) -> NextPlan:
-    following = after_out_of_memory(made, JOB, attempt=attempt)
+def after(changed_plan: Plan, attempt: int = 0) -> NextPlan:
+    following = after_out_of_memory(changed_plan, JOB, attempt=attempt)
     assert following is not None
     return following
 
@@ -46,13 +46,13 @@ def test_every_attempt_has_the_launched_plan_unless_memory_runs_out(
 def test_the_plan_that_an_attempt_stores_applies_to_all_later_ones(plans: Replanning, launched: Plan) -> None:
     following = after(launched)
     plans.keep(0, following)
-    said: list[str] = []
-    assert choose_plan(plans, 1, launched, report=said.append) == following.plan
+    lines: list[str] = []
+    assert choose_plan(plans, 1, launched, report=lines.append) == following.plan
     assert choose_plan(plans, 2, launched) == following.plan  # attempt 1 failed for another reason
-    assert following.change in said[0]
-    then = after(following.plan, 1)
-    plans.keep(1, then)
-    assert choose_plan(plans, 2, launched) == then.plan
+    assert following.change in lines[0]
+    later_plan = after(following.plan, 1)
+    plans.keep(1, later_plan)
+    assert choose_plan(plans, 2, launched) == later_plan.plan
 
 
 def test_a_plan_for_another_gpu_applies_only_if_that_gpu_was_requested(
@@ -107,9 +107,9 @@ def test_a_container_killed_for_memory_leads_to_a_plan_that_needs_less(
         for _node in range(2):  # each node of the attempt comes to the same
             killed = plans.kill_of("train", attempt - 1)
             assert killed == f"pod t-{attempt}"
-            said = after_kill(plans, attempt, tiny, settings, find("tiny-llama"), killed=killed)
-            assert said.startswith(f"pod t-{attempt}")
-            assert "out of memory" in said
+            following = after_kill(plans, attempt, tiny, settings, find("tiny-llama"), killed=killed)
+            assert following.startswith(f"pod t-{attempt}")
+            assert "out of memory" in following
         used.append(choose_plan(plans, attempt, tiny).layout.micro_batch_size)
     assert used == [4, 2, 1]
 

@@ -40,8 +40,8 @@ def store(tmp_path: Path) -> LocalStorage:
 
 
 def address(node: int) -> NodeAddress:
-    where = {"main_host": "127.0.0.1", "ports": (1,), "secret": Secret("s"), "run": "test"}
-    return NodeAddress(node=node, nodes=2, **where)  # type: ignore[arg-type]
+    address_values = {"main_host": "127.0.0.1", "ports": (1,), "secret": Secret("s"), "run": "test"}
+    return NodeAddress(node=node, nodes=2, **address_values)  # type: ignore[arg-type]
 
 
 def attempt(number: int = 0) -> Attempt:
@@ -90,9 +90,9 @@ def test_every_node_resumes_from_the_newest_checkpoint_and_node_0_logs_it_and_ha
         before.add(step(number))
     part.mkdir()
     (part / "state").write_text("of step 4")
-    kept = CheckpointStore(store, f"checkpoints/{Prepared(job.data_dir).info.fingerprint}")
-    kept.put_part(4, 0, part)
-    kept.commit(4, nodes=1, world_size=1, extra=before.notes(4, keeps_best=False))
+    checkpoints = CheckpointStore(store, f"checkpoints/{Prepared(job.data_dir).info.fingerprint}")
+    checkpoints.put_part(4, 0, part)
+    checkpoints.commit(4, nodes=1, world_size=1, extra=before.notes(4, keeps_best=False))
     trained: list[TrainJob] = []
     monkeypatch.setattr(training, "run_node", lambda job, *_, **__: trained.append(job))
     result = train(job, attempt(1), address(node), store, tmp_path / "work")
@@ -124,8 +124,8 @@ def test_the_next_attempt_gets_another_plan_only_after_running_out_of_memory(
         with pytest.raises(GangFailed):
             train(job, attempt(), address(node), store, tmp_path / "work")
         assert plans.has_after(0) == out_of_memory
-        said = "out of memory: a retry will use micro batch 4 -> " in capsys.readouterr().out
-        assert said == (out_of_memory and node == 0)
+        printed = "out of memory: a retry will use micro batch 4 -> " in capsys.readouterr().out
+        assert printed == (out_of_memory and node == 0)
     monkeypatch.setattr(training, "run_node", lambda *_, **__: None)
     assert train(job, attempt(1), address(node), store, tmp_path / "work").job.plan != job.plan
     assert ("as an earlier attempt ran out of memory" in capsys.readouterr().out) == (node == 0)

@@ -80,8 +80,8 @@ def test_on_gpus_the_predicted_memory_counts_what_torch_reserves() -> None:
         layout=replace(plan.layout, device="cuda"),
         prediction=replace(plan.prediction, memory=memory),
     )
-    words = describe_result(result(plan=on_gpu, ranks=(rank(0, 2 * GIB, 9),)))
-    assert "memory 3.00 GiB reserved by torch; measured 640 tokens/s, memory 2.00 GiB" in words
+    expected_text = describe_result(result(plan=on_gpu, ranks=(rank(0, 2 * GIB, 9),)))
+    assert "memory 3.00 GiB reserved by torch; measured 640 tokens/s, memory 2.00 GiB" in expected_text
 
 
 def test_measured_plans_are_distinguished_by_their_layout() -> None:

@@ -45,25 +45,25 @@ def test_a_plan_for_unequal_nodes_uses_the_resources_that_all_nodes_have() -> No
 
 
 def test_the_plan_uses_exactly_the_nodes_of_the_job() -> None:
-    wanted = settings.build({"model": "llama-8b", "global_batch_size": 32, "dataset": "python-docs"})
-    run = plan_for_hosts(wanted, hosts(LARGE, LARGE), calibrated=False)
+    chosen = settings.build({"model": "llama-8b", "global_batch_size": 32, "dataset": "python-docs"})
+    run = plan_for_hosts(chosen, hosts(LARGE, LARGE), calibrated=False)
     assert (run.plan.request.nodes, run.plan.request.gpus_per_node) == (2, 8)
     assert run.settings.optimizer.lr == 2e-5
 
 
 def test_a_run_that_does_not_fit_is_refused_in_one_line_with_an_alternative() -> None:
-    wanted = settings.build({"model": "llama-70b", "method": "full", "global_batch_size": 32})
+    chosen = settings.build({"model": "llama-70b", "method": "full", "global_batch_size": 32})
     with pytest.raises(UserError) as caught:
-        plan_for_hosts(wanted, hosts(LARGE), calibrated=False)
+        plan_for_hosts(chosen, hosts(LARGE), calibrated=False)
     assert "\n" not in caught.value.problem
     assert "available GPUs" in caught.value.problem
     assert "--method lora" in caught.value.advice
 
 
 def test_a_number_of_nodes_that_the_job_does_not_have_is_refused() -> None:
-    wanted = settings.build({"resources": {"nodes": 4}})
+    chosen = settings.build({"resources": {"nodes": 4}})
     with pytest.raises(UserError, match=r"4 node\(s\) \(resources.nodes\), this job has 2"):
-        plan_for_hosts(wanted, hosts(SMALL, SMALL), calibrated=False)
+        plan_for_hosts(chosen, hosts(SMALL, SMALL), calibrated=False)
 
 
 def test_a_work_folder_without_free_space_is_named_with_its_host() -> None:
@@ -106,8 +106,8 @@ def test_every_advised_option_is_an_option_of_python_m_launchers(
     assert offered, caught.value.advice
     if find_spec("liger_kernel") is None:  # a plan with it ends with how to install it
         offered = [each for each in offered if "--liger" not in each[0]]
-    for words, removed in offered:
-        overrides = translate(shlex.split(words), (), ())[1::2]
+    for offered_options, removed in offered:
+        overrides = translate(shlex.split(offered_options), (), ())[1::2]
         overrides += [f"{setting_options()[name]}=" for name in re.findall(r"--[a-z-]+", removed)]
         better = settings.build(values, overrides)
         assert plan_for_hosts(better, hosts(machine), calibrated=False)
@@ -157,12 +157,12 @@ def test_only_one_job_at_a_time_writes_into_an_output_folder(tmp_path: Path) -> 
 def test_only_one_of_two_jobs_that_start_at_once_gets_the_output_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    look, both = Ownership._other, threading.Barrier(2)
+    find_other, both = Ownership._other, threading.Barrier(2)
 
     def slow_look(self: Ownership) -> str | None:
-        found = look(self)
+        owner = find_other(self)
         time.sleep(0.5)  # both have looked before one writes
-        return found
+        return owner
 
     def begin(job: str) -> bool:
         both.wait(60)

@@ -34,20 +34,20 @@ def port() -> int:
 
 def together(*parts: Part) -> list[Any]:
     """Run the nodes' parts at once; what each returns or raises."""
-    found: list[Any] = [None] * len(parts)
+    results: list[Any] = [None] * len(parts)
 
     def one(index: int, part: Part) -> None:
         try:
-            found[index] = part()
+            results[index] = part()
         except BaseException as error:  # noqa: BLE001 it is what the test looks at
-            found[index] = error
+            results[index] = error
 
     threads = [threading.Thread(target=one, args=item, daemon=True) for item in enumerate(parts)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
-    return found
+    return results
 
 
 def lead(port: int, nodes: int, limit_s: float = 30) -> Any:
@@ -65,21 +65,21 @@ def follow(node: int, port: int, nodes: int) -> Any:
 def test_node_0_receives_from_all_nodes_and_all_nodes_receive_from_node_0(port: int) -> None:
     def main() -> Any:
         with Meeting(address(0, 3, port)) as meeting:
-            heard = meeting.gather({"from": 0}, 30)
+            received = meeting.gather({"from": 0}, 30)
             meeting.send({"answer": 42})
             meeting.gather({}, 30)
-        return heard
+        return received
 
     def other(node: int) -> Any:
         with Meeting(address(node, 3, port)) as meeting:
             meeting.send({"from": node})
-            heard = meeting.receive(30)
+            received = meeting.receive(30)
             meeting.send({})
             time.sleep(0.2)
-        return heard
+        return received
 
-    heard = together(main, lambda: other(1), lambda: other(2))
-    assert heard == [[{"from": 0}, {"from": 1}, {"from": 2}], {"answer": 42}, {"answer": 42}]
+    received = together(main, lambda: other(1), lambda: other(2))
+    assert received == [[{"from": 0}, {"from": 1}, {"from": 2}], {"answer": 42}, {"answer": 42}]
 
 
 def test_a_user_error_of_one_node_is_raised_on_all_nodes(port: int) -> None:
@@ -160,30 +160,30 @@ def meet_with(node: int, port: int, folder: Path, *, after_s: float = 0.0) -> An
         if node > 0:
             meeting.send({"from": node})
             return meeting.receive(20)
-        heard = meeting.gather({"from": 0}, 20)
+        received = meeting.gather({"from": 0}, 20)
         file = next(folder.glob("meeting-*"))
         meeting.send({"mode": file.stat().st_mode & 0o777})
         time.sleep(0.5)
-        return heard
+        return received
 
 
 def test_the_rendezvous_secret_of_a_job_is_in_a_file_that_only_its_user_can_read(
     port: int, tmp_path: Path
 ) -> None:
-    heard, reported = together(
+    received, reported = together(
         lambda: meet_with(0, port, tmp_path, after_s=1.0), lambda: meet_with(1, port, tmp_path)
     )
-    assert heard == [{"from": 0}, {"from": 1}]
+    assert received == [{"from": 0}, {"from": 1}]
     assert reported == {"mode": 0o600}
     assert list(tmp_path.iterdir()) == [], "it goes with the meeting"
 
 
 def test_a_secret_left_by_an_earlier_start_is_renewed(port: int, tmp_path: Path) -> None:
     SecretFile(tmp_path, place(0, port)).write()
-    heard, _ = together(
+    received, _ = together(
         lambda: meet_with(0, port, tmp_path, after_s=2.0), lambda: meet_with(1, port, tmp_path)
     )
-    assert heard == [{"from": 0}, {"from": 1}]
+    assert received == [{"from": 0}, {"from": 1}]
 
 
 def test_a_node_that_does_not_see_the_folder_of_node_0_reports_it(port: int, tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ def test_unauthenticated_connections_do_not_delay_the_rendezvous(port: int) -> N
             time.sleep(0.5)
 
     claim = b'{"node":1,"nodes":2,"host":"stranger"}'
-    said = b'{"kind":"mistake","problem":"a stranger says so","advice":""}'
-    with storm([port], [*common(), greets("r", "", claim, said)]):
-        heard, _ = together(lambda: lead(port, 2), join)
-    assert heard == [{}, {"from": 1}]
+    message_of_stranger = b'{"kind":"mistake","problem":"a stranger says so","advice":""}'
+    with storm([port], [*common(), greets("r", "", claim, message_of_stranger)]):
+        received, _ = together(lambda: lead(port, 2), join)
+    assert received == [{}, {"from": 1}]

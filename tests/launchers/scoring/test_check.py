@@ -37,7 +37,7 @@ def test_a_function_that_returns_a_number_is_accepted(functions: Path, name: str
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("name", "expected"),
     [
         ("nan", "returned nan"),
         ("raising", "raised KeyError: 'no such\\nthing'"),
@@ -48,8 +48,10 @@ def test_a_function_that_returns_a_number_is_accepted(functions: Path, name: str
         ("missing", "there is no function missing"),
     ],
 )
-def test_an_unusable_scoring_function_is_refused_in_one_line(functions: Path, name: str, words: str) -> None:
+def test_an_unusable_scoring_function_is_refused_in_one_line(
+    functions: Path, name: str, expected: str
+) -> None:
     with pytest.raises(UserError) as raised:
         check_function(f"{functions}:{name}")
-    assert words in raised.value.problem
+    assert expected in raised.value.problem
     assert "\n" not in raised.value.problem

@@ -28,17 +28,19 @@ def ids() -> list[str]:
 @pytest.mark.parametrize("row", PUBLISHED, ids=ids())
 def test_every_key_of_a_published_example_is_converted_or_reported(row: dict[str, Any]) -> None:
     config = row["config"]
-    found = convert.convert(config)
-    reported = {each.key for each in found.translated}
+    converted = convert.convert(config)
+    reported = {each.key for each in converted.translated}
     reported = {key.strip() for each in reported for key in each.split(",")}
-    reported |= {key for key, _ in found.unneeded} | {text.partition(":")[0] for text, _ in found.missing}
-    rules = RULES[found.tool]
+    reported |= {key for key, _ in converted.unneeded} | {
+        text.partition(":")[0] for text, _ in converted.missing
+    }
+    rules = RULES[converted.tool]
     for key, value in convert._flattened(config, rules):
         silent = convert._is_off(value)
         assert silent or key in reported, key
-    assert settings.build(found.nested())  # a run takes them
-    assert found.values["method"] in ("full", "lora", "qlora", "dora")
-    assert all(reason for _, reason in found.missing + found.unneeded)
+    assert settings.build(converted.nested())  # a run takes them
+    assert converted.values["method"] in ("full", "lora", "qlora", "dora")
+    assert all(reason for _, reason in converted.missing + converted.unneeded)
 
 
 def test_the_published_examples_cover_all_four_tools() -> None:
@@ -67,8 +69,8 @@ AXOLOTL = {
 
 
 def test_an_axolotl_qlora_file_becomes_qlora_with_the_same_batch() -> None:
-    found = convert.convert(AXOLOTL, gpus=2)
-    assert found.values == {
+    converted = convert.convert(AXOLOTL, gpus=2)
+    assert converted.values == {
         "model": "NousResearch/Meta-Llama-3-8B",
         "dataset": "aaditya/alpaca_subset_1",
         "method": "qlora",
@@ -83,11 +85,11 @@ def test_an_axolotl_qlora_file_becomes_qlora_with_the_same_batch() -> None:
         "precision": "auto",
         "global_batch_size": 16,
     }
-    assert [text for text, _ in found.missing] == ["special_tokens: {'pad_token': '<|end_of_text|>'}"]
+    assert [text for text, _ in converted.missing] == ["special_tokens: {'pad_token': '<|end_of_text|>'}"]
 
 
 def test_method_task_and_targets_follow_from_torchtune_components() -> None:
-    found = convert.convert(
+    converted = convert.convert(
         {
             "tokenizer": {"max_seq_len": 1024},
             "checkpointer": {"checkpoint_dir": "/models/llama"},
@@ -104,15 +106,15 @@ def test_method_task_and_targets_follow_from_torchtune_components() -> None:
             "gradient_accumulation_steps": 8,
         }
     )
-    values = found.values
+    values = converted.values
     assert (values["method"], values["task"], values["preference.beta"]) == ("lora", "dpo", 0.2)
     assert values["lora.targets"] == ["q_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
     assert (values["global_batch_size"], values["optimizer.lr"], values["seq_len"]) == (32, 3e-4, 1024)
-    assert [reason for _, reason in found.missing] == ["name the data set in dataset"]
+    assert [reason for _, reason in converted.missing] == ["name the data set in dataset"]
 
 
 def test_the_task_follows_from_the_llama_factory_loss_and_unknown_values_are_named() -> None:
-    found = convert.convert(
+    converted = convert.convert(
         {
             "model_name_or_path": "org/model",
             "stage": "dpo",
@@ -125,8 +127,8 @@ def test_the_task_follows_from_the_llama_factory_loss_and_unknown_values_are_nam
             "cutoff_len": 2048,
         }
     )
-    assert (found.values["task"], found.values["method"]) == ("simpo", "qlora")
-    missing = dict(found.missing)
+    assert (converted.values["task"], converted.values["method"]) == ("simpo", "qlora")
+    missing = dict(converted.missing)
     assert "mixture" in missing["dataset: a,b"]
     assert missing["lr_scheduler_type: polynomial"] == "no such choice here"
 

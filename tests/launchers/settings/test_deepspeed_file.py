@@ -35,11 +35,11 @@ FILE: dict[str, Any] = {  # as transformers' documentation has it, with a few fi
 
 
 def test_a_deepspeed_file_becomes_settings_of_the_plan_and_options_of_the_engine(tmp_path: Path) -> None:
-    found = settings.build({"zero": {"config": written(tmp_path, FILE)}})
-    assert (found.engine, found.global_batch_size, found.micro_batch_size) == ("deepspeed", 8, 2)
-    assert (found.clip_grad_norm, found.zero.stage, found.zero.offload) == (0.5, 3, "cpu")
-    assert found.zero.config is None
-    assert found.engine_options["zero_optimization"] == {
+    built = settings.build({"zero": {"config": written(tmp_path, FILE)}})
+    assert (built.engine, built.global_batch_size, built.micro_batch_size) == ("deepspeed", 8, 2)
+    assert (built.clip_grad_norm, built.zero.stage, built.zero.offload) == (0.5, 3, "cpu")
+    assert built.zero.config is None
+    assert built.engine_options["zero_optimization"] == {
         "offload_optimizer": {"pin_memory": True},
         "stage3_max_live_parameters": 1000000,
     }

@@ -36,10 +36,10 @@ def test_choices_of_a_setting_are_available_by_its_name() -> None:
 
 
 def test_an_override_reaches_a_nested_setting_and_takes_precedence_over_flags_and_file() -> None:
-    made = settings.build(
+    built = settings.build(
         {"optimizer": {"lr": 1.0}}, ["optimizer.lr=2e-5", "zero.stage=3"], {"optimizer.lr": 0.5}
     )
-    assert (made.optimizer.lr, made.zero.stage) == (2e-5, 3)
+    assert (built.optimizer.lr, built.zero.stage) == (2e-5, 3)
 
 
 def test_an_optimizer_in_the_backward_pass_disables_gradient_clipping() -> None:
@@ -52,9 +52,9 @@ def test_an_optimizer_in_the_backward_pass_disables_gradient_clipping() -> None:
 
 @pytest.mark.parametrize("written", ["2.5k", "2500", 2500, 2500.0, "2,500"])
 def test_a_token_budget_is_accepted_in_every_notation(written: object) -> None:
-    made = settings.build({"tokens": written})
-    assert made.tokens == 2500
-    assert settings.build(made.model_dump(mode="json")) == made
+    built = settings.build({"tokens": written})
+    assert built.tokens == 2500
+    assert settings.build(built.model_dump(mode="json")) == built
     assert settings.build({}, ["tokens=1B"]).tokens == 10**9
     assert settings.build({}, ["tokens=1e9"]).tokens == 10**9
 
@@ -69,8 +69,8 @@ def test_a_flag_takes_precedence_over_the_file() -> None:
 
 
 def test_raw_engine_values_pass_through() -> None:
-    made = settings.build({}, ["engine_options.optimizer.fused=true"])
-    assert made.engine_options == {"optimizer": {"fused": True}}
+    built = settings.build({}, ["engine_options.optimizer.fused=true"])
+    assert built.engine_options == {"optimizer": {"fused": True}}
 
 
 def test_dumped_settings_build_the_same_settings_again() -> None:
@@ -192,9 +192,9 @@ def test_settings_are_pickled_to_the_same_bytes_in_every_process() -> None:
     ],
 )
 def test_a_setting_name_of_another_tool_is_refused_with_the_matching_name(old: str, name: str) -> None:
-    for given in ({"values": {old: "x"}}, {"values": {}, "overrides": [f"{old}=x"]}):
+    for values in ({"values": {old: "x"}}, {"values": {}, "overrides": [f"{old}=x"]}):
         with pytest.raises(UserError, match=f"unknown setting `{old}`") as caught:
-            settings.build(**given)  # type: ignore[arg-type]
+            settings.build(**values)  # type: ignore[arg-type]
         assert caught.value.advice == f"Did you mean {name}?"
 
 
@@ -237,7 +237,7 @@ def test_settings_that_a_method_does_not_use_are_named(
 
 
 @pytest.mark.parametrize(
-    ("values", "name", "found"),
+    ("values", "name", "expected"),
     [
         ({"tracker": "wandb"}, "tracker", ("wandb",)),
         ({"new_tokens": "<tool>"}, "new_tokens", ("<tool>",)),
@@ -247,12 +247,12 @@ def test_settings_that_a_method_does_not_use_are_named(
     ],
 )
 def test_a_single_value_is_accepted_for_a_list_setting(
-    values: dict[str, Any], name: str, found: object
+    values: dict[str, Any], name: str, expected: object
 ) -> None:
     value: Any = settings.build(values)
     for part in name.split("."):
         value = getattr(value, part)
-    assert value == found
+    assert value == expected
 
 
 def test_a_duplicate_key_is_refused_with_both_lines() -> None:
@@ -263,7 +263,7 @@ def test_a_duplicate_key_is_refused_with_both_lines() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "words"),
+    ("values", "expected"),
     [
         ({"patience": 3}, "evaluation.patience needs evaluations during training"),
         ({"every_steps": 5, "min_delta": 0.1}, "applies to evaluation.patience"),
@@ -273,10 +273,12 @@ def test_a_duplicate_key_is_refused_with_both_lines() -> None:
         ({"every_steps": 30}, "evaluation.every_steps 30: max_steps is 20"),
     ],
 )
-def test_impossible_evaluation_settings_are_refused_in_one_line(values: dict[str, Any], words: str) -> None:
+def test_impossible_evaluation_settings_are_refused_in_one_line(
+    values: dict[str, Any], expected: str
+) -> None:
     with pytest.raises(UserError) as caught:
         settings.build({"max_steps": 20, "evaluation": values})
-    assert words in caught.value.problem
+    assert expected in caught.value.problem
     assert "\n" not in caught.value.problem
 
 
@@ -286,9 +288,11 @@ def test_grpo_is_not_evaluated_while_it_trains() -> None:
 
 
 def test_the_best_step_is_kept_if_a_run_may_stop_early_or_if_requested() -> None:
-    kept = [{"patience": 2}, {"keep_best": True}, {"patience": 2, "keep_best": False}, {}]
-    found = [settings.build({"evaluation": {"every_steps": 5, **each}}).evaluation for each in kept]
-    assert [each.keeps_best for each in found] == [True, True, False, False]
+    kept_settings = [{"patience": 2}, {"keep_best": True}, {"patience": 2, "keep_best": False}, {}]
+    evaluation_settings = [
+        settings.build({"evaluation": {"every_steps": 5, **each}}).evaluation for each in kept_settings
+    ]
+    assert [each.keeps_best for each in evaluation_settings] == [True, True, False, False]
 
 
 def test_relative_paths_in_a_settings_file_are_resolved_next_to_it_first(tmp_path: Path) -> None:

@@ -81,8 +81,8 @@ def test_a_damaged_newest_checkpoint_is_skipped_and_reported(storage: LocalStora
     with pytest.raises(DamagedError, match=r"state-1\.bin"):
         store.restore(newest, tmp_path / "out")
     assert not (tmp_path / "out").exists()
-    found, skipped = restore_newest(store, tmp_path / "out")
-    assert found.step == 2
+    checkpoint, skipped = restore_newest(store, tmp_path / "out")
+    assert checkpoint.step == 2
     assert len(skipped) == 1
     assert "step 4" in skipped[0]
     damaged.unlink()

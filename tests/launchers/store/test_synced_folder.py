@@ -32,10 +32,10 @@ def test_a_folder_is_stored_once_it_stops_changing_and_is_restored(
 
     (first.folder / "step-2").write_text("half")
     assert not first.poll()
-    again = _node(storage, tmp_path / "b")
-    assert again.restore()
-    assert (again.folder / "step-1" / "model").read_text() == "one"
-    assert not (again.folder / "step-2").exists(), "it was being written when the script was killed"
+    restored = _node(storage, tmp_path / "b")
+    assert restored.restore()
+    assert (restored.folder / "step-1" / "model").read_text() == "one"
+    assert not (restored.folder / "step-2").exists(), "it was being written when the script was killed"
 
 
 def test_a_file_that_changes_during_an_upload_keeps_the_previously_stored_state(
@@ -54,9 +54,9 @@ def test_a_file_that_changes_during_an_upload_keeps_the_previously_stored_state(
     monkeypatch.setattr(LocalStorage, "put_file", slow)
     with pytest.raises(ChangedError):
         node.poll(complete=True)
-    again = _node(storage, tmp_path / "b")
-    assert again.restore()
-    assert (again.folder / "model").read_text() == "one"
+    restored = _node(storage, tmp_path / "b")
+    assert restored.restore()
+    assert (restored.folder / "model").read_text() == "one"
 
 
 def test_files_removed_by_the_script_are_removed_from_the_store(
@@ -78,12 +78,12 @@ def test_a_node_restores_the_files_of_all_nodes_and_stores_only_its_own(
         node = _node(storage, tmp_path / "a", number)
         (node.folder / f"shard-{number}").write_text(str(number))
         assert node.poll(complete=True)
-    again = _node(storage, tmp_path / "b", 1)
-    assert again.restore()
-    assert {path.name for path in again.folder.iterdir()} == {"shard-0", "shard-1"}
-    assert not again.poll(complete=True)
-    (again.folder / "shard-0").write_text("changed here")
-    assert again.poll(complete=True)
+    restored = _node(storage, tmp_path / "b", 1)
+    assert restored.restore()
+    assert {path.name for path in restored.folder.iterdir()} == {"shard-0", "shard-1"}
+    assert not restored.poll(complete=True)
+    (restored.folder / "shard-0").write_text("changed here")
+    assert restored.poll(complete=True)
     other = _node(storage, tmp_path / "c", 1)
     assert other.restore()
     assert (other.folder / "shard-0").read_text() == "changed here"
@@ -96,9 +96,9 @@ def test_a_constantly_growing_log_delays_no_checkpoint(storage: LocalStorage, tm
     assert not node.poll()
     (node.folder / "log").write_text("1, 2")
     assert node.poll()
-    again = _node(storage, tmp_path / "b")
-    assert again.restore()
-    assert [path.name for path in again.folder.iterdir()] == ["step-1"]
+    restored = _node(storage, tmp_path / "b")
+    assert restored.restore()
+    assert [path.name for path in restored.folder.iterdir()] == ["step-1"]
 
 
 def test_a_removed_checkpoint_stays_stored_until_the_next_one_is(
@@ -110,9 +110,9 @@ def test_a_removed_checkpoint_stays_stored_until_the_next_one_is(
     (node.folder / "step-1").unlink()
     (node.folder / "step-2").write_text("half")
     assert not node.poll()
-    again = _node(storage, tmp_path / "b")
-    assert again.restore()
-    assert [path.name for path in again.folder.iterdir()] == ["step-1"]
+    restored = _node(storage, tmp_path / "b")
+    assert restored.restore()
+    assert [path.name for path in restored.folder.iterdir()] == ["step-1"]
     assert node.poll()
     later = _node(storage, tmp_path / "c")
     assert later.restore()

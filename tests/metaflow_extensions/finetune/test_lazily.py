@@ -29,8 +29,8 @@ if __name__ == "__main__":
 
 def documented() -> str:
     """The complete flow of docs/gpu-profile.md."""
-    found = re.search(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
-    return found[1]
+    snippet = re.search(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    return snippet[1]
 
 
 @pytest.fixture

@@ -17,10 +17,10 @@ from metaflow_extensions.finetune.own_packages import ALL, MARK, ROOT, find_prob
 FINETUNE = "from metaflow_extensions.finetune.command import main; main()"
 
 
-def python(code: str, path: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def python(code: str, path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run code in a process whose path begins with this folder."""
     return subprocess.run(
-        [sys.executable, "-c", code, *words],
+        [sys.executable, "-c", code, *arguments],
         cwd=path,  # python -c would find those of the repository first
         env={**os.environ, "PYTHONPATH": str(path), "METAFLOW_USER": "tester"},
         capture_output=True,

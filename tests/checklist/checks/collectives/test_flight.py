@@ -29,8 +29,15 @@ def entry(number: int, sequence: int, *, retired: bool = True, p2p: bool = False
 
 
 def test_a_rank_is_located_by_its_last_collective_ignoring_point_to_point_sends() -> None:
-    found = flight.newest_entry({"entries": [entry(0, 1), entry(1, 2, retired=False), entry(2, 2, p2p=True)]})
-    assert found == {"sequence": 2, "operation": "nccl:all_reduce", "waits": True, "size": "1024x8 BFloat16"}
+    last_entry = flight.newest_entry(
+        {"entries": [entry(0, 1), entry(1, 2, retired=False), entry(2, 2, p2p=True)]}
+    )
+    assert last_entry == {
+        "sequence": 2,
+        "operation": "nccl:all_reduce",
+        "waits": True,
+        "size": "1024x8 BFloat16",
+    }
     assert flight.newest_entry({"entries": [entry(0, 0, p2p=True)]}) is None
     assert flight.newest_entry({}) is None
 
@@ -49,17 +56,17 @@ def test_the_rank_with_the_lowest_sequence_number_is_behind_unless_all_are_equal
 
 @pytest.mark.slow
 def test_flight_recorders_name_the_rank_that_never_joins_a_collective(tmp_path: Path) -> None:
-    heard: queue.Queue[Any] = queue.Queue()
+    received: queue.Queue[Any] = queue.Queue()
     local = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     workers = [
         WorkerProcess(
-            rank=rank, local_rank=0, node=rank, directory=tmp_path, environment=local, report=heard.put
+            rank=rank, local_rank=0, node=rank, directory=tmp_path, environment=local, report=received.put
         )
         for rank in range(2)
     ]
 
     def answers(count: int) -> dict[int, Reply]:
-        return {said.rank: said.reply for said in (heard.get(timeout=LIMIT_S) for _ in range(count))}
+        return {said.rank: said.reply for said in (received.get(timeout=LIMIT_S) for _ in range(count))}
 
     def tell(worker: WorkerProcess, number: int, what: str, arguments: dict[str, Any]) -> None:
         worker.send(WorkerCommand(rank=worker.rank, id=number, what=what, arguments=arguments))

@@ -13,15 +13,15 @@ from checklist.checks.collectives import operations
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("world", [2, 3, 8, 64])
 def test_a_sum_that_omits_or_repeats_a_rank_is_detected(dtype: torch.dtype, world: int) -> None:
-    made = operations._Builder(dtype, 4099, 0, world, torch.device("cpu"))
+    builder = operations._Builder(dtype, 4099, 0, world, torch.device("cpu"))
     indexes = torch.arange(4099)
-    parts = [made.values(rank, indexes, made.addend) for rank in range(world)]
+    parts = [builder.values(rank, indexes, builder.addend) for rank in range(world)]
     right = sum(parts)
-    assert torch.equal(made.summed(indexes), right)
+    assert torch.equal(builder.summed(indexes), right)
     assert torch.equal(right.to(dtype).to(torch.int64), right), "exact in the type"
     for left_out, twice in product(range(min(world, 4)), repeat=2):
         assert not torch.equal(right - parts[left_out], right)
-        if left_out != twice and made.addend > 1:
+        if left_out != twice and builder.addend > 1:
             assert not torch.equal(right - parts[left_out] + parts[twice], right)
 
 
@@ -31,7 +31,7 @@ def test_an_uneven_all_to_all_detects_a_part_at_the_wrong_position(
 ) -> None:
     """All ranks in one process: what each sends is cut as it says, and handed to the others."""
     calls: list[tuple[torch.Tensor, torch.Tensor, list[int], list[int]]] = []
-    monkeypatch.setattr("torch.distributed.all_to_all_single", lambda *given: calls.append(given))
+    monkeypatch.setattr("torch.distributed.all_to_all_single", lambda *fixed_part: calls.append(fixed_part))
     works = [
         operations.prepare("all_to_all_v", torch.float32, 97, rank, world, torch.device("cpu"))
         for rank in range(world)
@@ -48,16 +48,16 @@ def test_an_uneven_all_to_all_detects_a_part_at_the_wrong_position(
 
 
 def test_wrong_values_are_counted_including_nan() -> None:
-    made = operations._Builder(torch.float32, 100, 0, 2, torch.device("cpu"))
-    good = made.values(1, torch.arange(100)).to(torch.float32)
+    builder = operations._Builder(torch.float32, 100, 0, 2, torch.device("cpu"))
+    good = builder.values(1, torch.arange(100)).to(torch.float32)
     bad = good.clone()
     bad[7] += 1
     nan = good.clone()
     nan[3] = float("nan")
 
-    def work(got: torch.Tensor) -> operations.Work:
+    def work(values_of_rank: torch.Tensor) -> operations.Work:
         return operations.Work(
-            run=lambda: None, result=lambda: [got], expected=lambda _, i: made.values(1, i)
+            run=lambda: None, result=lambda: [values_of_rank], expected=lambda _, i: builder.values(1, i)
         )
 
-    assert [operations.wrong_values(work(got)) for got in (good, bad, nan)] == [0, 1, 1]
+    assert [operations.wrong_values(work(values_of_rank)) for values_of_rank in (good, bad, nan)] == [0, 1, 1]

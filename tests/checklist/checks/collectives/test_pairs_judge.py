@@ -119,8 +119,8 @@ def test_a_slightly_slow_node_gives_a_warning(cluster: Cluster, code: str, blame
 
 
 def test_a_few_much_faster_nodes_give_a_warning_and_do_not_make_others_slow() -> None:
-    few = Cluster(nodes=8, path=lambda a, b: 90.0 if {a, b} == {0, 1} else 45.0)
-    (fault,) = judge(with_pairs(cpu_run(8), few)).findings
+    nine_nodes = Cluster(nodes=8, path=lambda a, b: 90.0 if {a, b} == {0, 1} else 45.0)
+    (fault,) = judge(with_pairs(cpu_run(8), nine_nodes)).findings
     assert (fault.code, fault.verdict, fault.suspects) == ("uneven", "WARN", ("host-0", "host-1"))
 
 
@@ -153,10 +153,10 @@ def test_a_lost_node_does_not_make_a_link_slow() -> None:
 def test_a_node_lost_before_it_reported_facts_is_named_as_it_joined() -> None:
     run = gpu_run(3, 1)
     hang = Hang(rank=2, node=2, phase="facts", op="facts", sequence=None, waited_s=3.0, kind="lost")
-    left = dataclasses.replace(
+    run_after_loss = dataclasses.replace(
         run, facts=run.facts[:2], hangs=(hang,), hosts={0: "host-0", 1: "host-1", 2: "gpu-17"}
     )
-    result = judge(left)
+    result = judge(run_after_loss)
     titles = [fault.title for fault in result.findings if fault.check in ("hangs", "ranks")]
     assert titles == [
         "Rank 2 (gpu-17) was lost in facts of phase facts.",
@@ -166,15 +166,15 @@ def test_a_node_lost_before_it_reported_facts_is_named_as_it_joined() -> None:
     assert results.from_json(results.to_json(result)) == result
 
 
-@pytest.mark.parametrize(("nodes", "left"), [(6, 0.3), (8, 0.5)])
-def test_all_paths_between_two_groups_of_nodes_are_one_slow_uplink(nodes: int, left: float) -> None:
+@pytest.mark.parametrize(("nodes", "bandwidth_left"), [(6, 0.3), (8, 0.5)])
+def test_all_paths_between_two_groups_of_nodes_are_one_slow_uplink(nodes: int, bandwidth_left: float) -> None:
     half = nodes // 2
-    slow = {(a, b): left for a in range(nodes) for b in range(nodes) if (a < half) != (b < half)}
+    slow = {(a, b): bandwidth_left for a in range(nodes) for b in range(nodes) if (a < half) != (b < half)}
     result = judge(with_pairs(gpu_run(nodes), Cluster(nodes=nodes, speed=45, links=slow)))
     (fault,) = [one for one in result.findings if one.check == "pairs"]
     assert (fault.code, fault.verdict, fault.nodes) == ("slow-uplink", "FAIL", ())
     assert len(fault.links) == half**2
-    assert f"each of the {half**2} paths over it has {left:.0%} of what it should." in fault.title
+    assert f"each of the {half**2} paths over it has {bandwidth_left:.0%} of what it should." in fault.title
     assert result.bad_nodes == ()
     assert result.verdict == "FAIL"
 

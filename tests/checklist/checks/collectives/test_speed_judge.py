@@ -71,7 +71,9 @@ def mixed_run() -> Measurements:
     return dataclasses.replace(run, facts=old, locals=locals_)
 
 
-def found(run: Measurements, table: thresholds.Table | None = None) -> list[tuple[str, str, tuple[int, ...]]]:
+def reported_faults(
+    run: Measurements, table: thresholds.Table | None = None
+) -> list[tuple[str, str, tuple[int, ...]]]:
     return [
         (fault.code, fault.verdict, fault.ranks)
         for fault in judge(run, thresholds=table).findings
@@ -87,8 +89,10 @@ def test_nodes_with_two_gpu_models_are_judged_by_their_own_minimum_and_peers() -
         True: 730.9,
         False: 249.3,
     }
-    assert found(with_share(mixed_run(), 0.85, [20], "gemm_bf16")) == [("below-floor", "FAIL", (20,))]
-    assert found(with_share(mixed_run(), 0.85, [20], "gemm_bf16"), thresholds.Table(())) == [
+    assert reported_faults(with_share(mixed_run(), 0.85, [20], "gemm_bf16")) == [
+        ("below-floor", "FAIL", (20,))
+    ]
+    assert reported_faults(with_share(mixed_run(), 0.85, [20], "gemm_bf16"), thresholds.Table(())) == [
         ("straggler", "FAIL", (20,))
     ]
 
@@ -97,22 +101,24 @@ def test_gpus_are_compared_with_peers_of_their_nvlink_domain() -> None:
     run = gpu_run(8, 4)
     reported = tuple(dataclasses.replace(f, nvlink_domain=f"rack-{f.node // 4}.0") for f in run.facts)
     slower = with_share(dataclasses.replace(run, facts=reported), 0.93, range(28, 32), "gemm_bf16")
-    assert found(slower, thresholds.Table(())) == [("straggler", "WARN", (rank,)) for rank in range(28, 32)]
+    assert reported_faults(slower, thresholds.Table(())) == [
+        ("straggler", "WARN", (rank,)) for rank in range(28, 32)
+    ]
     whole_rack = with_share(dataclasses.replace(run, facts=reported), 0.93, range(16, 32), "gemm_bf16")
-    assert found(whole_rack, thresholds.Table(())) == []
+    assert reported_faults(whole_rack, thresholds.Table(())) == []
 
 
 def test_half_of_the_gpus_being_slow_gives_a_warning_that_names_them() -> None:
     slow = (1, 3, 4, 6)
-    assert found(with_share(gpu_run(1), 0.7, slow, "gemm_bf16"), thresholds.Table(())) == [
+    assert reported_faults(with_share(gpu_run(1), 0.7, slow, "gemm_bf16"), thresholds.Table(())) == [
         ("uneven", "WARN", slow)
     ]
-    assert found(with_share(gpu_run(1), 0.93, slow, "gemm_bf16"), thresholds.Table(())) == []
+    assert reported_faults(with_share(gpu_run(1), 0.93, slow, "gemm_bf16"), thresholds.Table(())) == []
 
 
 def test_a_few_outliers_in_a_large_fleet_give_no_finding() -> None:
     run = with_share(with_share(gpu_run(32), 0.96, [0, 33], "gemm_bf16"), 1.06, [77, 130], "gemm_bf16")
-    assert found(run, thresholds.Table(())) == []
+    assert reported_faults(run, thresholds.Table(())) == []
 
 
 def test_the_minimum_of_a_collective_over_two_node_kinds_is_the_lower_one() -> None:

@@ -87,5 +87,5 @@ NCCL_RANKS_MISSING = NCCL_EFA.replace("nRanks 16", "nRanks 14")
 )
 def test_a_fallback_to_sockets_in_the_nccl_log_is_judged(log: str, codes: dict[str, str]) -> None:
     run = runs.gpu_run()
-    said = record(Transport, transport.parse(log))
-    assert runs.codes(dataclasses.replace(run, transport=said)) == codes
+    record_of_log = record(Transport, transport.parse(log))
+    assert runs.codes(dataclasses.replace(run, transport=record_of_log)) == codes

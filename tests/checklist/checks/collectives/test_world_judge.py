@@ -19,8 +19,8 @@ def test_a_network_of_unknown_rate_is_judged_only_by_its_history() -> None:
     assert first.healthy_nodes == first.nodes
     past = past_of(first)
     assert codes(slow_world(1.2, gpus=4), history=past) == {"below-history": "FAIL"}
-    again = judge(slow_world(1.0, gpus=4), history=past)
-    assert (again.findings, again.verdict) == ((), "NO-VERDICT"), "it may always have been slow"
+    repetitions = judge(slow_world(1.0, gpus=4), history=past)
+    assert (repetitions.findings, repetitions.verdict) == ((), "NO-VERDICT"), "it may always have been slow"
 
 
 def test_the_users_expectation_judges_a_network_of_unknown_rate() -> None:
@@ -35,8 +35,8 @@ def test_a_threshold_of_the_user_applies_by_system_name(tmp_path: Path) -> None:
     file.write_text("system,op,floor,source\nour cluster,all_reduce,470,acceptance test\n")
     table = thresholds.table(file)
     assert codes(slow_world(1.0, gpus=4), thresholds=table) == {}
-    found = judge(slow_world(1.2, gpus=4), thresholds=table, system="Our cluster")
-    assert [fault.code for fault in found.findings] == ["below-floor"]
+    result = judge(slow_world(1.2, gpus=4), thresholds=table, system="Our cluster")
+    assert [fault.code for fault in result.findings] == ["below-floor"]
 
 
 def test_wrong_values_fail_without_naming_a_node() -> None:

@@ -53,15 +53,15 @@ class Nvml:
     def nvmlDeviceGetHandleByIndex(self, index: int) -> Gpu:  # noqa: N802
         return self.gpus[index]
 
-    def nvmlDeviceGetFieldValues(self, gpu: Gpu, wanted: list[Any]) -> Any:  # noqa: N802
-        values = (pynvml.c_nvmlFieldValue_t * len(wanted))()
-        for value, one in zip(values, wanted, strict=True):
+    def nvmlDeviceGetFieldValues(self, gpu: Gpu, requested_fields: list[Any]) -> Any:  # noqa: N802
+        values = (pynvml.c_nvmlFieldValue_t * len(requested_fields))()
+        for value, one in zip(values, requested_fields, strict=True):
             key = one if isinstance(one, tuple) else (one, 0)
             value.fieldId, value.scopeId = key
-            known = gpu.fields.get(key)
-            value.nvmlReturn = pynvml.NVML_ERROR_NOT_SUPPORTED if known is None else pynvml.NVML_SUCCESS
+            known_value = gpu.fields.get(key)
+            value.nvmlReturn = pynvml.NVML_ERROR_NOT_SUPPORTED if known_value is None else pynvml.NVML_SUCCESS
             value.valueType = pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG
-            value.value.ullVal = known or 0
+            value.value.ullVal = known_value or 0
         return values
 
 

@@ -30,9 +30,9 @@ FAULTS: list[tuple[str, Measurements, str, str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("what", "run", "code", "level"), FAULTS, ids=[fault[0] for fault in FAULTS])
+@pytest.mark.parametrize(("description", "run", "code", "level"), FAULTS, ids=[fault[0] for fault in FAULTS])
 def test_each_fault_of_a_gpu_is_reported_with_its_code(
-    what: str, run: Measurements, code: str, level: str
+    description: str, run: Measurements, code: str, level: str
 ) -> None:
     assert codes(run) == ({code: level} if code else {})
 
@@ -76,8 +76,8 @@ def test_less_memory_than_the_peers_or_than_the_data_sheet_gives_a_warning(mib: 
     full = with_states(gpu_run(), range(16), "after", memory_mib=81_559)  # an H100's
     one, every = (with_states(full, ranks, "after", memory_mib=mib) for ranks in ([9], range(16)))
     for run, nodes in ((one, ("host-1",)), (every, ())):
-        found = [(fault.code, fault.verdict, fault.nodes) for fault in judge(run).findings]
-        assert found == [("memory-short", "WARN", nodes)] * short
+        faults = [(fault.code, fault.verdict, fault.nodes) for fault in judge(run).findings]
+        assert faults == [("memory-short", "WARN", nodes)] * short
 
 
 def test_a_few_corrected_errors_and_remapped_rows_give_no_finding() -> None:
@@ -86,7 +86,7 @@ def test_a_few_corrected_errors_and_remapped_rows_give_no_finding() -> None:
 
 
 @pytest.mark.parametrize(
-    ("total", "growth", "days", "found"),
+    ("total", "growth", "days", "reported"),
     [
         (CORRECTED_ERRORS, 0, None, False),
         (CORRECTED_ERRORS + 1, 0, None, True),
@@ -96,13 +96,13 @@ def test_a_few_corrected_errors_and_remapped_rows_give_no_finding() -> None:
     ],
 )
 def test_corrected_errors_are_judged_per_time_since_boot_and_under_load(
-    total: int, growth: int, days: int | None, found: bool
+    total: int, growth: int, days: int | None, reported: bool
 ) -> None:
     run = gpu_run(2)
     run = with_states(run, [9], "before", ecc_corrected=total)
     run = with_states(run, [9], "after", ecc_corrected=total + growth)
     run = all_with(run, uptime_s=None if days is None else days * 86_400.0)
-    assert codes(run) == ({"ecc-corrected": "WARN"} if found else {})
+    assert codes(run) == ({"ecc-corrected": "WARN"} if reported else {})
 
 
 def test_application_xids_from_before_the_run_give_no_finding() -> None:

@@ -62,28 +62,28 @@ def test_a_gpu_with_faulty_nvlinks_or_fabric_is_named(
 
 
 @pytest.mark.parametrize(
-    ("links", "found"), [({"nvlinks_active": 17}, 1), ({"nvlink_mbytes_per_s": 25_400}, 0), ({}, 0)]
+    ("links", "reported"), [({"nvlinks_active": 17}, 1), ({"nvlink_mbytes_per_s": 25_400}, 0), ({}, 0)]
 )
 def test_nvlinks_missing_on_all_gpus_are_compared_with_the_data_sheet(
-    links: dict[str, int], found: int
+    links: dict[str, int], reported: int
 ) -> None:
     run = run_with()
     everywhere = tuple(dataclasses.replace(state, **links) for state in run.health)  # type: ignore[arg-type]
     findings = judge(dataclasses.replace(run, health=everywhere)).findings
     assert [(fault.code, fault.verdict, fault.nodes) for fault in findings] == [
         ("nvlink-below-product", "WARN", ())
-    ] * found
+    ] * reported
 
 
 def test_a_single_gpu_of_a_shared_machine_needs_no_fabric() -> None:
     run = gpu_run(2, 1)
     reported = tuple(dataclasses.replace(state, fabric="in progress") for state in run.health)
-    found = [
+    nvlink_faults = [
         fault
         for fault in judge(dataclasses.replace(run, health=reported)).findings
         if fault.check == "gpu-health"
     ]
-    assert {(fault.code, fault.verdict) for fault in found} == {("fabric-state", "WARN")}
+    assert {(fault.code, fault.verdict) for fault in nvlink_faults} == {("fabric-state", "WARN")}
 
 
 def test_a_reset_counter_is_ignored() -> None:

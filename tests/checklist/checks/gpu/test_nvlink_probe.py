@@ -59,7 +59,7 @@ def test_a_gpu_without_links_or_fabric_reports_neither() -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "status", "mask", "words", "faults"),
+    ("state", "status", "mask", "expected", "faults"),
     [
         (3, 0, 0b10101010, "completed", ()),
         (3, 0, 0b10101001, "completed", ("bandwidth degraded",)),
@@ -70,11 +70,11 @@ def test_a_gpu_without_links_or_fabric_reports_neither() -> None:
     ],
 )
 def test_the_state_and_faults_of_the_fabric_are_reported_as_text(
-    state: int, status: int, mask: int, words: str, faults: tuple[str, ...]
+    state: int, status: int, mask: int, expected: str, faults: tuple[str, ...]
 ) -> None:
     gpu = Gpu(**{FABRIC: fabric(state, status, mask=mask)})
     reported = nvlink_probe.fabric(Nvml(gpu), gpu)
-    assert (reported["fabric"], reported["fabric_faults"]) == (words, faults)
+    assert (reported["fabric"], reported["fabric_faults"]) == (expected, faults)
 
 
 @pytest.mark.parametrize(

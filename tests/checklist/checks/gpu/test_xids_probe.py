@@ -76,17 +76,21 @@ class Rank:
 def test_xids_are_divided_into_those_during_the_run_and_earlier_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def look(worker: Rank, when: str, text: str) -> dict[str, Any]:
+    def read_xids(worker: Rank, when: str, text: str) -> dict[str, Any]:
         monkeypatch.setattr(xids_probe, "kernel_log", lambda: xids_probe.parse(text))
         return xids_probe.read_xids(worker, when, "00000000:3B:00.0", None, None)  # type: ignore[arg-type]
 
-    before = look(Rank(tmp_path), "before", KMSG)
+    before = read_xids(Rank(tmp_path), "before", KMSG)
     assert before == {"xids": (), "xids_earlier": (79,), "xid_source": "kernel log"}
     later = (
         KMSG + "4,2300,90000000000,-;NVRM: Xid (PCI:0000:3b:00): 119, pid=1, Timeout after 45s of waiting\n"
     )
     anew = Rank(tmp_path)  # the process was killed and started anew in between
-    assert look(anew, "after", later) == {"xids": (119,), "xids_earlier": (79,), "xid_source": "kernel log"}
+    assert read_xids(anew, "after", later) == {
+        "xids": (119,),
+        "xids_earlier": (79,),
+        "xid_source": "kernel log",
+    }
 
 
 # A driver's library with one GPU, which reports XID 79 half a second after somebody has begun to listen
@@ -164,8 +168,8 @@ def test_each_row_of_the_xid_catalog_has_an_action_that_agrees_with_its_source()
 
 
 def test_xids_of_hardware_are_distinguished_from_those_of_applications() -> None:
-    asked = {code: catalogue.action(code) for code in (13, 31, 48, 79, 95, 119, 54)}
-    assert asked == {
+    actions = {code: catalogue.action(code) for code in (13, 31, 48, 79, 95, 119, 54)}
+    assert actions == {
         13: "MONITOR",
         31: "MONITOR",
         48: "RESET",

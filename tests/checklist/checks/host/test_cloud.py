@@ -62,8 +62,8 @@ class Metadata(Quiet):
     """IMDSv2: nothing without a session token."""
 
     def do_PUT(self) -> None:
-        asked = self.headers.get("X-aws-ec2-metadata-token-ttl-seconds")
-        self.reply(200 if self.path == "/latest/api/token" and asked else 400, "a-token")
+        has_token = self.headers.get("X-aws-ec2-metadata-token-ttl-seconds")
+        self.reply(200 if self.path == "/latest/api/token" and has_token else 400, "a-token")
 
     def do_GET(self) -> None:
         if self.headers.get("X-aws-ec2-metadata-token") != "a-token":
@@ -119,9 +119,9 @@ def test_zone_machine_type_and_network_are_read_from_node_labels_if_permitted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key, certificate = tmp_path / "key", tmp_path / "ca.crt"
-    made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=api"]
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=api"]
     names = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
-    subprocess.run([*made, *names], check=True, capture_output=True, timeout=60)
+    subprocess.run([*command, *names], check=True, capture_output=True, timeout=60)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
     (tmp_path / "token").write_text("secret\n")

@@ -27,9 +27,9 @@ FAULTS: list[tuple[str, Measurements, str, str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("what", "run", "code", "level"), FAULTS, ids=[fault[0] for fault in FAULTS])
+@pytest.mark.parametrize(("description", "run", "code", "level"), FAULTS, ids=[fault[0] for fault in FAULTS])
 def test_each_fault_of_a_host_is_reported_with_its_code(
-    what: str, run: Measurements, code: str, level: str
+    description: str, run: Measurements, code: str, level: str
 ) -> None:
     assert codes(run) == ({code: level} if code else {})
 
@@ -60,10 +60,10 @@ def test_both_of_two_hosts_with_different_clocks_are_suspects() -> None:
 
 def test_a_node_with_a_different_number_of_ranks_gives_a_warning() -> None:
     run = gpu_run(3, 1)
-    more = dataclasses.replace(run.facts[2], rank=3, local_rank=1, gpu_uuids=("GPU-2-0", "GPU-2-1"))
+    extra_rank = dataclasses.replace(run.facts[2], rank=3, local_rank=1, gpu_uuids=("GPU-2-0", "GPU-2-1"))
     (fault,) = [
         fault
-        for fault in judge(dataclasses.replace(run, facts=(*run.facts, more))).findings
+        for fault in judge(dataclasses.replace(run, facts=(*run.facts, extra_rank))).findings
         if fault.check == "ranks"
     ]
     assert (fault.code, fault.verdict, fault.suspects) == ("ranks-unequal", "WARN", ("host-2",))

@@ -23,8 +23,10 @@ def read(root: Path) -> dict[str, str]:
 
 def test_only_performance_options_of_the_kernel_command_line_are_reported(tmp_path: Path) -> None:
     reported = read(host(tmp_path, proc__cmdline=LINE))
-    given = {name: value for name, value in reported.items() if name.startswith(settings_probe.PARAMETER)}
-    assert given == {
+    expected_options = {
+        name: value for name, value in reported.items() if name.startswith(settings_probe.PARAMETER)
+    }
+    assert expected_options == {
         "kernel parameter iommu": "pt",
         "kernel parameter intel_iommu": "on",
         "kernel parameter hugepagesz": "1G 2M",

@@ -13,7 +13,7 @@ from tests.checklist.runs import all_with, gpu_run, verdict_of
 def tried(*reported: float | str) -> Measurements:
     """A run whose nodes have told a figure or an error each."""
     run = gpu_run(len(reported))
-    own = tuple(
+    loopbacks = tuple(
         Local(
             rank=8 * node,
             what="efa_loopback",
@@ -23,7 +23,7 @@ def tried(*reported: float | str) -> Measurements:
         )
         for node, one in enumerate(reported)
     )
-    return dataclasses.replace(run, locals=(*run.locals, *own))
+    return dataclasses.replace(run, locals=(*run.locals, *loopbacks))
 
 
 def reason(result: Result) -> str:

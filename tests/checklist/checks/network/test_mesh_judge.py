@@ -28,8 +28,8 @@ def slow(*nodes: int, seconds: float = 5e-3) -> Callable[[Probe], Probe]:
     )
 
 
-def titles(run: Measurements, **known: object) -> list[str]:
-    return [fault.title for fault in judge(run, checks=ONLY, **known).findings]  # type: ignore[arg-type]
+def titles(run: Measurements, **changes: object) -> list[str]:
+    return [fault.title for fault in judge(run, checks=ONLY, **changes).findings]  # type: ignore[arg-type]
 
 
 def test_equal_round_trips_pass_and_are_shown() -> None:
@@ -50,10 +50,10 @@ def test_one_late_round_trip_or_a_difference_below_two_milliseconds_gives_no_fin
     assert titles(changed(6, slow(3, seconds=2e-3))) == []
 
 
-@pytest.mark.parametrize(("zone", "says"), [("us-east-1a", True), (None, False)])
-def test_long_round_trips_within_one_zone_give_a_warning(zone: str | None, says: bool) -> None:
+@pytest.mark.parametrize(("zone", "warns"), [("us-east-1a", True), (None, False)])
+def test_long_round_trips_within_one_zone_give_a_warning(zone: str | None, warns: bool) -> None:
     run = changed(4, lambda probe: dataclasses.replace(probe, round_trip_s=5e-3), zone=zone)
-    assert [("within one zone" in title) for title in titles(run)] == ([True] if says else [])
+    assert [("within one zone" in title) for title in titles(run)] == ([True] if warns else [])
 
 
 def test_round_trips_twice_as_long_as_in_earlier_runs_give_a_warning() -> None:

@@ -37,9 +37,9 @@ FAULTS: list[tuple[str, Measurements, str, str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("what", "run", "code", "level"), FAULTS, ids=[fault[0] for fault in FAULTS])
+@pytest.mark.parametrize(("description", "run", "code", "level"), FAULTS, ids=[fault[0] for fault in FAULTS])
 def test_each_network_fault_is_reported_with_its_code(
-    what: str, run: Measurements, code: str, level: str
+    description: str, run: Measurements, code: str, level: str
 ) -> None:
     assert codes(run) == ({code: level} if code else {})
 
@@ -87,6 +87,6 @@ def test_two_hosts_with_one_name_give_a_warning() -> None:
     assert [one.code for one in judge(one_host).findings] == ["nodes-share-host"]
 
 
-@pytest.mark.parametrize(("seconds", "found"), [(1.0, {}), (1.1, {"hostname-slow": "WARN"})])
-def test_slow_name_resolution_gives_a_warning(seconds: float, found: dict[str, str]) -> None:
-    assert codes(spoil(gpu_run(), 8, hostname_seconds=seconds)) == found
+@pytest.mark.parametrize(("seconds", "expected"), [(1.0, {}), (1.1, {"hostname-slow": "WARN"})])
+def test_slow_name_resolution_gives_a_warning(seconds: float, expected: dict[str, str]) -> None:
+    assert codes(spoil(gpu_run(), 8, hostname_seconds=seconds)) == expected

@@ -20,7 +20,7 @@ HOST = (
 
 
 @pytest.mark.parametrize(
-    ("wanted", "taken"),
+    ("expected_name", "expected_interfaces"),
     [
         ("eth", "eth0"),
         ("=eth1", "eth1"),
@@ -29,9 +29,11 @@ HOST = (
         ("docker0", "docker0"),
     ],
 )
-def test_the_nccl_interface_variable_is_parsed_like_nccl(wanted: str, taken: str) -> None:
-    choice = nics_probe.choose("nccl", HOST, "10.0.0.1", {"NCCL_SOCKET_IFNAME": wanted})
-    assert (choice.nic, choice.usable) == (taken, True)
+def test_the_nccl_interface_variable_is_parsed_like_nccl(
+    expected_name: str, expected_interfaces: str
+) -> None:
+    choice = nics_probe.choose("nccl", HOST, "10.0.0.1", {"NCCL_SOCKET_IFNAME": expected_name})
+    assert (choice.nic, choice.usable) == (expected_interfaces, True)
 
 
 def test_an_exclusion_skips_interfaces_that_nccl_cannot_use() -> None:
@@ -48,9 +50,9 @@ def test_an_exclusion_skips_interfaces_that_nccl_cannot_use() -> None:
     assert (
         nics_probe.choose("nccl", host, "10.0.0.1", {}).nic == "ecs-eth0"
     )  # which is what the variable is for
-    left = nics_probe.choose("nccl", host, "10.0.0.1", {variable.name: "^eth,ecs,lo,dummy"})
-    assert not left.usable
-    assert "leaves no interface of this host" in left.reason
+    excluded = nics_probe.choose("nccl", host, "10.0.0.1", {variable.name: "^eth,ecs,lo,dummy"})
+    assert not excluded.usable
+    assert "leaves no interface of this host" in excluded.reason
 
 
 def test_a_missing_interface_is_named_with_the_existing_ones() -> None:

@@ -25,8 +25,8 @@ def test_a_silent_server_is_abandoned_at_the_time_limit() -> None:
 
 
 def test_a_closed_port_is_reported_as_closed() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as gone:
-        port = gone.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
     sent = deliver("127.0.0.1", port, first=100, connect_s=2, limit_s=1)
     assert not sent.connected
     assert "refused" in (sent.error or "")

@@ -27,19 +27,19 @@ MIB = 1 << 20
 
 def figures(**places: Any) -> dict[str, tuple[float | None, str | None]]:
     """What is measured in those places: value or None, and note or error."""
-    found: dict[str, tuple[float | None, str | None]] = {}
+    measured_figures: dict[str, tuple[float | None, str | None]] = {}
 
-    def figure(what: str, sampled: Any) -> None:
+    def figure(request_name: str, sampled: Any) -> None:
         try:
             values, note = sampled()
-            found[what] = (values[0], note)
+            measured_figures[request_name] = (values[0], note)
         except OSError as error:
-            found[what] = (None, str(error))
+            measured_figures[request_name] = (None, str(error))
 
     storage_probe.measure(
         figure, **{"name": "it", "directory": None, "datastore": None, "size": 16 * MIB, **places}
     )
-    return found
+    return measured_figures
 
 
 @pytest.fixture(scope="module")
@@ -83,29 +83,32 @@ def test_reading_bypasses_the_page_cache(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="needs /dev/shm")
 def test_a_directory_in_memory_is_measured_with_a_note() -> None:
-    found = figures(directory="/dev/shm")
-    assert "memory, not a disk" in str(found["storage_read"][1])
+    measured = figures(directory="/dev/shm")
+    assert "memory, not a disk" in str(measured["storage_read"][1])
     assert not Path("/dev/shm/it").exists()
 
 
 def test_a_disk_that_fills_up_during_a_write_leaves_no_partial_file(tmp_path: Path) -> None:
-    kept, old = signal.signal(signal.SIGXFSZ, signal.SIG_IGN), resource.getrlimit(resource.RLIMIT_FSIZE)
+    previous_limits, old = (
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN),
+        resource.getrlimit(resource.RLIMIT_FSIZE),
+    )
     resource.setrlimit(resource.RLIMIT_FSIZE, (4 * MIB, old[1]))
     try:
-        found = figures(directory=str(tmp_path))
+        measured = figures(directory=str(tmp_path))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, old)
-        signal.signal(signal.SIGXFSZ, kept)
-    assert found["storage_write"][0] is None
-    assert "File too large" in str(found["storage_write"][1])
-    assert "storage_read" not in found
+        signal.signal(signal.SIGXFSZ, previous_limits)
+    assert measured["storage_write"][0] is None
+    assert "File too large" in str(measured["storage_write"][1])
+    assert "storage_read" not in measured
     assert list(tmp_path.iterdir()) == []
 
 
 def test_an_s3_datastore_is_measured_through_the_metaflow_endpoint_and_left_unchanged(s3: Any) -> None:
-    found = figures(datastore="s3://data/metaflow/")
-    assert set(found) == {"datastore_write", "datastore_read"}
-    assert all(value is not None and value > 0 for value, _ in found.values())
+    measured = figures(datastore="s3://data/metaflow/")
+    assert set(measured) == {"datastore_write", "datastore_read"}
+    assert all(value is not None and value > 0 for value, _ in measured.values())
     assert keys(s3) == []
 
 
@@ -115,17 +118,17 @@ def test_a_datastore_that_stops_responding_during_a_write_leaves_no_object(
     monkeypatch.setattr(
         storage_probe._Sink, "write", lambda *_: (_ for _ in ()).throw(OSError("the reader failed"))
     )
-    found = figures(datastore="s3://data")
-    assert found["datastore_write"][0] is not None
-    assert found["datastore_read"] == (None, "the reader failed")
+    measured = figures(datastore="s3://data")
+    assert measured["datastore_write"][0] is not None
+    assert measured["datastore_read"] == (None, "the reader failed")
     assert keys(s3) == []
 
 
 def test_a_missing_bucket_is_a_failed_measurement_with_the_error_of_the_store(s3: Any) -> None:
-    found = figures(datastore="s3://other/prefix")
-    assert list(found) == ["datastore_write"]
-    assert found["datastore_write"][0] is None
-    assert "NoSuchBucket" in str(found["datastore_write"][1])
+    measured = figures(datastore="s3://other/prefix")
+    assert list(measured) == ["datastore_write"]
+    assert measured["datastore_write"][0] is None
+    assert "NoSuchBucket" in str(measured["datastore_write"][1])
 
 
 def test_leftovers_of_a_killed_process_are_removed_by_name(s3: Any, tmp_path: Path) -> None:
@@ -212,8 +215,8 @@ def test_an_unwritable_datastore_is_a_failure_without_a_node() -> None:
 def test_a_missing_folder_is_reported_with_its_node_and_a_remedy(tmp_path: Path) -> None:
     missing = tmp_path / "mnt" / "data"
     probed = figures(datastore=str(missing), directory=str(missing))
-    words = (None, f"there is no folder {missing}")
-    assert probed == {"storage_write": words, "datastore_write": words}
+    reason = (None, f"there is no folder {missing}")
+    assert probed == {"storage_write": reason, "datastore_write": reason}
     failed = [
         Local(rank=rank, what="datastore_write", value=None, unit="GB/s", error=probed["datastore_write"][1])
         for rank in (0, 8)

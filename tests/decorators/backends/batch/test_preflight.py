@@ -115,26 +115,26 @@ def _answering(service: str, method: str, answer: Any, **error: str) -> Callable
 
     def clients() -> Callable[[str], Any]:
         def client(name: str) -> Any:
-            made = boto3.client(name)
+            stubbed = boto3.client(name)
             if name == service:
-                stub = Stubber(made)
+                stub = Stubber(stubbed)
                 if error:
                     stub.add_client_error(method, service_error_code=error["code"], service_message="no")
                 else:
                     stub.add_response(method, answer)
                 stub.activate()
-            return made
+            return stubbed
 
         return client
 
     return clients
 
 
-@pytest.mark.parametrize(("most", "state"), [(96.0, "no"), (768.0, "ok")])
+@pytest.mark.parametrize(("vcpu_limit", "state"), [(96.0, "no"), (768.0, "ok")])
 def test_the_vcpu_limit_of_the_account_is_checked(
-    queue: Callable[..., str], monkeypatch: pytest.MonkeyPatch, most: float, state: str
+    queue: Callable[..., str], monkeypatch: pytest.MonkeyPatch, vcpu_limit: float, state: str
 ) -> None:
-    answer = {"Quota": {"Value": most, "QuotaCode": "L-417A185B"}}
+    answer = {"Quota": {"Value": vcpu_limit, "QuotaCode": "L-417A185B"}}
     monkeypatch.setattr(aws, "clients", _answering("service-quotas", "get_service_quota", answer))
     findings = _look(queue())
     assert findings.state("quota") == state
@@ -142,23 +142,25 @@ def test_the_vcpu_limit_of_the_account_is_checked(
         assert "--quota-code L-417A185B --desired-value 768" in findings.impossible[0].fix
 
 
-@pytest.mark.parametrize(("own", "code"), [(True, "L-C4BD4855"), (False, "L-7212CCBC")])
+@pytest.mark.parametrize(("p5_limit", "code"), [(True, "L-C4BD4855"), (False, "L-7212CCBC")])
 def test_the_separate_spot_limit_of_p5_machines_is_checked(
-    queue: Callable[..., str], monkeypatch: pytest.MonkeyPatch, own: bool, code: str
+    queue: Callable[..., str], monkeypatch: pytest.MonkeyPatch, p5_limit: bool, code: str
 ) -> None:
     def client(service: str) -> Any:
-        made = boto3.client(service)
+        stubbed = boto3.client(service)
         if service == "service-quotas":
-            stub, asked = Stubber(made), {"ServiceCode": "ec2", "QuotaCode": "L-C4BD4855"}
-            if not own:
-                stub.add_client_error("get_service_quota", "NoSuchResourceException", expected_params=asked)
+            stub, quota_request = Stubber(stubbed), {"ServiceCode": "ec2", "QuotaCode": "L-C4BD4855"}
+            if not p5_limit:
+                stub.add_client_error(
+                    "get_service_quota", "NoSuchResourceException", expected_params=quota_request
+                )
             stub.add_response(
                 "get_service_quota",
                 {"Quota": {"Value": 96.0, "QuotaCode": code}},
                 {"ServiceCode": "ec2", "QuotaCode": code},
             )
             stub.activate()
-        return made
+        return stubbed
 
     monkeypatch.setattr(aws, "clients", lambda: client)
     findings = _look(queue(type="SPOT"), dataclasses.replace(FOUR, nodes=1))
@@ -177,17 +179,17 @@ def test_a_limit_without_permission_to_read_it_is_unknown(
 
 
 @pytest.mark.parametrize(
-    ("code", "words"),
+    ("code", "expected"),
     [
         ("ExpiredTokenException", "The AWS credentials have expired."),
         ("UnrecognizedClientException", "AWS does not accept the credentials"),
     ],
 )
 def test_invalid_credentials_are_reported_in_one_line(
-    monkeypatch: pytest.MonkeyPatch, code: str, words: str
+    monkeypatch: pytest.MonkeyPatch, code: str, expected: str
 ) -> None:
     monkeypatch.setattr(aws, "clients", _answering("batch", "describe_job_queues", None, code=code))
-    with pytest.raises(UserError, match=words):
+    with pytest.raises(UserError, match=expected):
         _look("gpus")
 
 

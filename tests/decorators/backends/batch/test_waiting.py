@@ -40,7 +40,7 @@ def test_the_reason_given_by_batch_is_shown_and_a_misconfiguration_is_permanent(
 
 
 @pytest.mark.parametrize(
-    ("state", "status", "words"),
+    ("state", "status", "expected"),
     [
         ("ENABLED", "INVALID", "gpus is ENABLED, INVALID: no such role"),
         ("DISABLED", "VALID", "gpus is DISABLED"),
@@ -48,7 +48,7 @@ def test_the_reason_given_by_batch_is_shown_and_a_misconfiguration_is_permanent(
     ],
 )
 def test_compute_environments_are_queried_if_the_job_has_no_reason(
-    client: Any, state: str, status: str, words: str
+    client: Any, state: str, status: str, expected: str
 ) -> None:
     queue = {
         "jobQueueName": "q",
@@ -72,9 +72,9 @@ def test_compute_environments_are_queried_if_the_job_has_no_reason(
             {"computeEnvironments": [environment]},
             {"computeEnvironments": [ARN]},
         )
-        found = waiting.wait_state(_job(client, status="RUNNABLE"))
-    assert found.pending
-    assert words in found.reason
+        wait = waiting.wait_state(_job(client, status="RUNNABLE"))
+    assert wait.pending
+    assert expected in wait.reason
 
 
 def test_a_queue_that_cannot_be_read_gives_no_reason(client: Any) -> None:

@@ -51,8 +51,8 @@ def submitted(task: str, *, guarded: bool, monkeypatch: pytest.MonkeyPatch) -> t
     job.command(["bash", "-c", COMMAND.format(task=task)])
     job.num_parallel = 2
     job.execute()
-    main, others = client.submitted["nodeOverrides"]["nodePropertyOverrides"]
-    return main["containerOverrides"]["command"][-1], others["containerOverrides"]["command"][-1]
+    main, node_commands = client.submitted["nodeOverrides"]["nodePropertyOverrides"]
+    return main["containerOverrides"]["command"][-1], node_commands["containerOverrides"]["command"][-1]
 
 
 @pytest.mark.parametrize("task", ["517006", "control-517006-0"])
@@ -60,9 +60,9 @@ def test_a_command_with_a_long_task_id_is_equivalent_to_that_of_metaflow(
     task: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     main, guarded = submitted(task, guarded=True, monkeypatch=monkeypatch)
-    own_main, own = submitted(task, guarded=False, monkeypatch=monkeypatch)
+    own_main, metaflow_command = submitted(task, guarded=False, monkeypatch=monkeypatch)
     assert main == own_main == COMMAND.format(task=task).replace("[multinode-args]", "--split-index 0")
-    assert guarded == own
+    assert guarded == metaflow_command
 
 
 @pytest.mark.parametrize("task", ["12", "1"])
@@ -73,8 +73,8 @@ def test_a_short_task_id_is_replaced_only_where_it_names_the_task(
     _, long = submitted("517006", guarded=True, monkeypatch=monkeypatch)
     assert guarded == long.replace("517006", task)
     assert guarded.count(f"{task}-node-$AWS_BATCH_JOB_NODE_INDEX") == 2
-    _, own = submitted(task, guarded=False, monkeypatch=monkeypatch)
-    assert own != guarded, "Metaflow does it right by now: the guard can go"
+    _, metaflow_command = submitted(task, guarded=False, monkeypatch=monkeypatch)
+    assert metaflow_command != guarded, "Metaflow does it right by now: the guard can go"
 
 
 def test_single_node_jobs_and_other_commands_are_unchanged() -> None:
@@ -97,13 +97,13 @@ def test_local_metadata_is_refused_for_several_nodes_of_batch_only(
 ) -> None:
     monkeypatch.setattr(_metaflow, "metadata_kind", lambda: metadata)
     request = replace(planned("llama-8b", "lora", "L40S", 1).request, nodes=nodes)
-    asked = StepRequest(backend=backend, request=request, options=Options(preflight=False))
+    step_request = StepRequest(backend=backend, request=request, options=Options(preflight=False))
     if not refused:
-        assert BACKENDS[backend].preflight(asked) == ClusterFacts()
+        assert BACKENDS[backend].preflight(step_request) == ClusterFacts()
         return
     for check in (BACKENDS[backend].preflight, BACKENDS[backend].offered):
         with pytest.raises(UserError, match="metadata service") as caught:
-            check(asked)
+            check(step_request)
         assert "METAFLOW_SERVICE_URL" in caught.value.advice
 
 
@@ -124,9 +124,9 @@ def answer(code: str, message: str) -> ClientError:
 def test_an_error_of_aws_is_reported_in_two_lines_with_advice(
     error: Exception, problem: str, advice: str
 ) -> None:
-    found = errors.explain(error, "")
-    assert problem in found.problem
-    assert advice in found.advice
-    assert "\n" not in found.problem + found.advice
-    left = errors.explain(error, "job-1")
-    assert re.search(r"aws batch terminate-job --job-id job-1", left.advice)
+    explanation = errors.explain(error, "")
+    assert problem in explanation.problem
+    assert advice in explanation.advice
+    assert "\n" not in explanation.problem + explanation.advice
+    final_explanation = errors.explain(error, "job-1")
+    assert re.search(r"aws batch terminate-job --job-id job-1", final_explanation.advice)

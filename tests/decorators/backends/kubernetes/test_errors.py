@@ -37,10 +37,10 @@ def answer(status: int, message: str) -> ApiException:
 def test_a_refusal_has_the_message_of_the_server_and_advice(
     status: int, message: str, problem: str, advice: str
 ) -> None:
-    found = errors.explain(answer(status, message), "")
-    assert problem in found.problem
-    assert advice in found.advice
-    assert "\n" not in found.problem + found.advice
+    explanation = errors.explain(answer(status, message), "")
+    assert problem in explanation.problem
+    assert advice in explanation.advice
+    assert "\n" not in explanation.problem + explanation.advice
 
 
 def test_an_api_error_wrapped_in_a_metaflow_exception_is_found() -> None:
@@ -50,20 +50,20 @@ def test_an_api_error_wrapped_in_a_metaflow_exception_is_found() -> None:
         except ApiException:
             raise KubernetesJobException("Unable to launch Kubernetes job.")  # noqa: B904 - as Metaflow does
     except KubernetesJobException as error:
-        found = errors.explain(error, "")
-    assert "cannot create resource" in found.problem
+        explanation = errors.explain(error, "")
+    assert "cannot create resource" in explanation.problem
 
 
 def test_an_unreachable_server_is_distinguished_from_a_refusal() -> None:
     broken = NewConnectionError(None, "Failed to establish a new connection: [Errno 111] Connection refused")  # type: ignore[arg-type]
-    found = errors.explain(MaxRetryError(None, "/apis", broken), "")  # type: ignore[arg-type]
-    assert found.problem.startswith("The Kubernetes API cannot be reached")
-    assert "Connection refused" in found.problem
+    explanation = errors.explain(MaxRetryError(None, "/apis", broken), "")  # type: ignore[arg-type]
+    assert explanation.problem.startswith("The Kubernetes API cannot be reached")
+    assert "Connection refused" in explanation.problem
 
 
 def test_a_job_left_running_is_named_with_the_command_that_deletes_it() -> None:
-    found = errors.explain(answer(401, "Unauthorized"), "jobset js-1 in namespace finetune")
-    assert "kubectl delete jobset js-1 -n finetune" in found.advice
+    explanation = errors.explain(answer(401, "Unauthorized"), "jobset js-1 in namespace finetune")
+    assert "kubectl delete jobset js-1 -n finetune" in explanation.advice
 
 
 class Pods:

@@ -96,8 +96,8 @@ def test_the_automatic_fabric_is_the_one_that_the_nodes_offer(
 ) -> None:
     used = fabric_of(TWO, Options(), facts)
     assert (used.name if used else None) == name
-    found, variables, _ = pod_of(facts)
-    assert {key: value for key, value in found.items() if not key.startswith("hugepages")} == resources
+    fabric, variables, _ = pod_of(facts)
+    assert {key: value for key, value in fabric.items() if not key.startswith("hugepages")} == resources
     assert ("FI_PROVIDER" in variables) == (name == "efa")
     if used is not None and name != "efa":
         assert pod_of(facts, fabric=name) == pod_of(facts), "asked for by its name it is the same"
@@ -109,12 +109,12 @@ def test_each_rail_gets_its_own_network() -> None:
 
 
 def test_unused_network_devices_are_named() -> None:
-    others = (GPUS, ("nvidia.com/mig-1g.10gb", 7), ("hugepages-2Mi/x", 1), ("squat.ai/fuse", 5))
-    alone = ClusterFacts(devices=(*others, ("nvidia.com/resibp0", 1), ("nvidia.com/sriov-rdma-vf", 8)))
+    other_devices = (GPUS, ("nvidia.com/mig-1g.10gb", 7), ("hugepages-2Mi/x", 1), ("squat.ai/fuse", 5))
+    alone = ClusterFacts(devices=(*other_devices, ("nvidia.com/resibp0", 1), ("nvidia.com/sriov-rdma-vf", 8)))
     assert fabric_of(TWO, Options(), alone) is None
     assert unused_devices(alone) == ("nvidia.com/resibp0", "nvidia.com/sriov-rdma-vf")
     assert "nvidia.com/sriov-rdma-vf" in describe_unused(unused_devices(alone))[0]
-    assert unused_devices(ClusterFacts(devices=others)) == ()
+    assert unused_devices(ClusterFacts(devices=other_devices)) == ()
 
 
 @pytest.mark.parametrize("facts", [INFINIBAND, ROCE, AKS])
@@ -164,7 +164,7 @@ def test_a_fabric_that_the_nodes_do_not_offer_is_refused() -> None:
 
 
 def test_the_pod_patch_of_the_user_is_applied_last() -> None:
-    own = {
+    user_patch = {
         "metadata": {"annotations": {"team": "a"}},
         "spec": {
             "hostNetwork": True,
@@ -172,7 +172,7 @@ def test_the_pod_patch_of_the_user_is_applied_last() -> None:
             "containers": [{"name": "main", "env": [{"name": "NCCL_NET", "value": "Socket"}]}],
         },
     }
-    _, variables, template = pod_of(ROCE, pod_template=own)
+    _, variables, template = pod_of(ROCE, pod_template=user_patch)
     assert variables["NCCL_NET"] == "Socket"
     assert set(template["metadata"]["annotations"]) == {MULTUS, "team"}
     assert template["spec"]["hostNetwork"] is True

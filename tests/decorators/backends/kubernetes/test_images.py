@@ -111,10 +111,10 @@ def test_registry_tokens_are_requested_without_tls_only_from_localhost(
 ) -> None:
     with serving(_Elsewhere, "127.0.0.2") as url:
         monkeypatch.setattr(_Elsewhere, "address", url.removeprefix("http://"))
-        state, found = _state(f"{registry}/{image}:1")
+        state, image_state = _state(f"{registry}/{image}:1")
     assert _Elsewhere.asked == []
     assert state == "unknown"
-    assert "requires a login" in found
+    assert "requires a login" in image_state
 
 
 @pytest.mark.parametrize(
@@ -128,9 +128,9 @@ def test_the_processor_architectures_of_an_image_are_read(
 
 
 def test_a_silent_registry_gives_no_verdict() -> None:
-    state, found = _state("127.0.0.1:9/finetune:1")
+    state, image_state = _state("127.0.0.1:9/finetune:1")
     assert state == "unknown"
-    assert "does not respond" in found
+    assert "does not respond" in image_state
 
 
 def test_the_default_python_image_of_metaflow_is_refused_for_gpus() -> None:

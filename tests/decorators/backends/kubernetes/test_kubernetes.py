@@ -69,9 +69,9 @@ class ShapeApi(Api):
 
 @contextmanager
 def cluster_of(
-    shape: dict[str, Any], home: Path, monkeypatch: pytest.MonkeyPatch, **more: Any
+    shape: dict[str, Any], home: Path, monkeypatch: pytest.MonkeyPatch, **overrides: Any
 ) -> Iterator[None]:
-    with serving_api(ShapeApi(nodes=shape["nodes"], networks=shape["networks"], **more)) as url:
+    with serving_api(ShapeApi(nodes=shape["nodes"], networks=shape["networks"], **overrides)) as url:
         write_kubeconfig(home, training=url)
         monkeypatch.setenv("KUBECONFIG", str(home / ".kube" / "config"))
         yield
@@ -102,7 +102,7 @@ def pod_of(request: Request, facts: ClusterFacts, *, trains: bool) -> dict[str, 
     kubernetes_validate.validate({"apiVersion": "v1", "kind": "Pod", **template}, "1.32", strict=True)
     container = template["spec"]["containers"][0]
     variables = {each["name"]: each["value"] for each in container.get("env", ())} | values.environment
-    found = {
+    values_by_name = {
         "gpu": values.resources["gpu"],
         **{name: values.compute.get(name) for name in ("node_selector", "tolerations", "extended_resources")},
         "annotations": template["metadata"].get("annotations"),
@@ -112,7 +112,7 @@ def pod_of(request: Request, facts: ClusterFacts, *, trains: bool) -> dict[str, 
         "capabilities": container.get("securityContext", {}).get("capabilities", {}).get("add"),
         "sidecars": [each["name"] for each in template["spec"].get("initContainers", ())],
     }
-    return {name: value for name, value in found.items() if value}
+    return {name: value for name, value in values_by_name.items() if value}
 
 
 @pytest.mark.parametrize("file", SHAPES, ids=lambda file: file.stem)
@@ -121,8 +121,8 @@ def test_a_plan_for_each_example_cluster_has_pods_that_fit(
 ) -> None:
     shape = json.loads(file.read_text())
     with cluster_of(shape, tmp_path, monkeypatch):
-        made, cluster = planned_on(shape)
-        train, without = request_for(made, "train"), request_for(made, "data")
+        placed, cluster = planned_on(shape)
+        train, without = request_for(placed, "train"), request_for(placed, "data")
         findings, facts = inspected(train)
         assert findings.impossible == [], findings.rows
         selected = ((ARCH, facts.arch),) if facts.arch else ()
@@ -131,18 +131,18 @@ def test_a_plan_for_each_example_cluster_has_pods_that_fit(
         assert size.impossible == [], size.rows
     (memory,) = {nodes.gpu.vram_gib for nodes in cluster.nodes if nodes.gpu.name == train.gpu_type}
     reported = [f"{row.check}: {row.detail}" for row in findings.rows if row.check in ("fabric", "image")]
-    found = {
+    placement = {
         "machine": train.instance_type,
         "gpu": train.gpu_type,
         "gpu_memory_gib": round(memory, 1),
         "gpus": [train.nodes, train.gpus_per_node],
-        "usd_per_hour": made.prediction.usd_per_hour,
+        "usd_per_hour": placed.prediction.usd_per_hour,
         "skipped": [note for note in cluster.notes if note.startswith("Skipped")],
         "reported": [line for line in reported if "does not respond" not in line],
         "train": pod_of(train, facts, trains=True),
         "prepare": pod_of(without, facts, trains=False),
     }
-    assert found == shape["expected"]
+    assert placement == shape["expected"]
 
 
 def shape_of(name: str) -> dict[str, Any]:

@@ -46,7 +46,7 @@ def preflight_of(*items: Any, nodes: int = 2, **pods: Any) -> Preflight:
     )
 
 
-def found(judge: Any, *specs: Any, **values: Any) -> list[tuple[str, str]]:
+def rule_rows(judge: Any, *specs: Any, **values: Any) -> list[tuple[str, str]]:
     """State and text of each row that a rule finds in objects with these specs."""
     checked = preflight_of(*({"metadata": {"name": "own"}, "spec": spec} for spec in specs), **values)
     judge(checked, pod=POD)
@@ -72,10 +72,10 @@ def found(judge: Any, *specs: Any, **values: Any) -> list[tuple[str, str]]:
 def test_network_policies_block_a_direction_without_a_rule_for_pods(
     policies: list[Any], closed: tuple[str, ...]
 ) -> None:
-    rows = found(rules.network_policy, *policies)
+    rows = rule_rows(rules.network_policy, *policies)
     assert [state for state, _ in rows] == ["unknown"] * bool(closed)
     assert [way for way in ("ingress", "egress") if way in str(rows)] == list(closed)
-    assert found(rules.network_policy, *policies, nodes=1) == []
+    assert rule_rows(rules.network_policy, *policies, nodes=1) == []
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,9 @@ def test_a_limit_range_refuses_only_requests_outside_its_bounds(
     limits: dict[str, Any], guaranteed: bool, refused: int
 ) -> None:
     spec = {"limits": [{"type": "Container", **limits}]}
-    assert [state for state, _ in found(rules.limit_range, spec, guaranteed=guaranteed)] == ["no"] * refused
+    assert [state for state, _ in rule_rows(rules.limit_range, spec, guaranteed=guaranteed)] == [
+        "no"
+    ] * refused
 
 
 @pytest.mark.parametrize(
@@ -161,9 +163,9 @@ class Login:
     def __init__(self, *denied: str) -> None:
         self.denied = denied
 
-    def may(self, verb: str, resource: str, **where: str) -> bool:
+    def may(self, verb: str, resource: str, **namespaces: str) -> bool:
         group = {"jobs": "batch", "jobsets": "jobset.x-k8s.io"}.get(resource, "")
-        assert where == {"group": group, "namespace": "train"}
+        assert namespaces == {"group": group, "namespace": "train"}
         return f"{verb} {resource}" not in self.denied
 
 

@@ -36,7 +36,7 @@ BOTH_RUN = [pod("c-0"), pod("w-0")]
 
 
 @pytest.mark.parametrize(
-    ("polls", "words", "lost"),
+    ("polls", "ending", "lost"),
     [
         pytest.param(
             [[pod("c-0", "Failed", finished="20"), pod("w-0", "Failed", **EVICTED)]],
@@ -102,17 +102,17 @@ BOTH_RUN = [pod("c-0"), pod("w-0")]
     ],
 )
 def test_disruptions_are_distinguished_from_failures(
-    polls: list[list[Json]], words: GangEnd | None, lost: list[str] | None
+    polls: list[list[Json]], ending: GangEnd | None, lost: list[str] | None
 ) -> None:
     pods = Pods()
     for observe in polls:
         pods.note(observe)
-    found = judge(pods.pods.values(), words)
+    end = judge(pods.pods.values(), ending)
     if lost is None:
-        assert found is None
+        assert end is None
     else:
-        assert len(found.lines) == len(lost)
-        assert set(lost) == {line if line in lost else line.partition(" on ")[0] for line in found.lines}
+        assert len(end.lines) == len(lost)
+        assert set(lost) == {line if line in lost else line.partition(" on ")[0] for line in end.lines}
 
 
 class Api:
@@ -134,16 +134,16 @@ class Api:
 
 
 def test_a_loss_is_classified_after_all_pods_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    left = pod("w-0", "Failed", finished="30", **PREEMPTED)
-    api, slept = Api([pod("c-0"), left], [left]), list[float]()
+    failed_pod = pod("w-0", "Failed", finished="30", **PREEMPTED)
+    api, slept = Api([pod("c-0"), failed_pod], [failed_pod]), list[float]()
     monkeypatch.setattr(losses, "ClusterApi", lambda: api)
     monkeypatch.setattr(losses.time, "sleep", slept.append)
     monkeypatch.setattr(losses, "_pods", {})
     job = WaitedJob(backend="kubernetes", kind="jobset", name="js-1", namespace="n")
-    found = losses.lost(job, lambda: None)
+    loss = losses.lost(job, lambda: None)
     assert slept == [1]
-    assert found is not None
-    assert [line.partition(":")[0] for line in found.lines] == ["pod w-0 on n"]
+    assert loss is not None
+    assert [line.partition(":")[0] for line in loss.lines] == ["pod w-0 on n"]
 
 
 def test_pods_are_recorded_for_kubernetes_jobs_only(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ def volcano(state: str = "Open", **capability: str) -> Any:
 
 
 def kai(name: str = "q", parent: str = "", children: tuple[str, ...] = (), **limits: float) -> Any:
-    resources = {what: {"quota": 0, "limit": limit} for what, limit in limits.items()}
+    resources = {resource: {"quota": 0, "limit": limit} for resource, limit in limits.items()}
     spec = {"resources": resources, **({"parentQueue": parent} if parent else {})}
     return {"metadata": {"name": name}, "spec": spec, "status": {"childQueues": list(children)}}
 

@@ -25,7 +25,7 @@ def submit(control_plane: ControlPlane, namespace: str, monkeypatch: pytest.Monk
     """Creates a Job whose pod asks for that; what Metaflow would wait for."""
     monkeypatch.setenv("KUBECONFIG", str(control_plane.kubeconfig()))
 
-    def made(name: str, limits: dict[str, str], **pod: Any) -> WaitedJob:
+    def submit_pod(name: str, limits: dict[str, str], **pod: Any) -> WaitedJob:
         container = {"name": "c", "image": "i", "resources": {"limits": limits}}
         spec = {"restartPolicy": "Never", "containers": [container], **pod}
         control_plane.api().create(
@@ -34,18 +34,20 @@ def submit(control_plane: ControlPlane, namespace: str, monkeypatch: pytest.Monk
         )
         return WaitedJob(backend="kubernetes", kind="job", name=name, namespace=namespace)
 
-    return made
+    return submit_pod
 
 
-def _state(job: WaitedJob, words: str) -> WaitState:
+def _state(job: WaitedJob, pending_reason: str) -> WaitState:
     """The state, once it says so."""
 
     def reported() -> WaitState | None:
         state = waiting.wait_state(job)
-        return state if words in state.reason else None
+        return state if pending_reason in state.reason else None
 
-    found: WaitState = wait_for(reported, 60, f"{words!r} is told: {waiting.wait_state(job)}", every=0.5)
-    return found
+    pod_state: WaitState = wait_for(
+        reported, 60, f"{pending_reason!r} is told: {waiting.wait_state(job)}", every=0.5
+    )
+    return pod_state
 
 
 @pytest.mark.slow
@@ -83,7 +85,7 @@ def test_a_permanent_refusal_of_the_pod_ends_the_wait_at_once(
 
 
 @pytest.mark.parametrize(
-    ("said", "for_good"),
+    ("expected", "for_good"),
     [
         ('pods "j-x" is forbidden: violates PodSecurity "restricted:latest": seccompProfile', True),
         ('admission webhook "policy.example" denied the request: no such image', True),
@@ -94,8 +96,8 @@ def test_a_permanent_refusal_of_the_pod_ends_the_wait_at_once(
         ('failed calling webhook "policy.example": connection refused', False),
     ],
 )
-def test_only_permanent_refusals_end_the_wait(said: str, for_good: bool) -> None:
-    assert bool(waiting._PERMANENT.search(f"Error creating: {said}")) is for_good
+def test_only_permanent_refusals_end_the_wait(expected: str, for_good: bool) -> None:
+    assert bool(waiting._PERMANENT.search(f"Error creating: {expected}")) is for_good
 
 
 @pytest.mark.slow
@@ -117,8 +119,8 @@ def test_an_image_that_cannot_be_pulled_is_permanent_after_a_grace_period(
         f"{pods}/{pod['metadata']['name']}/status",
         {"status": {"containerStatuses": [{**status, "state": {"waiting": pulling}}]}},
     )
-    found = _state(job, "ErrImagePull")
-    assert (found.reason, found.permanent_failure.grace_period_s) == (
+    pod_state = _state(job, "ErrImagePull")
+    assert (pod_state.reason, pod_state.permanent_failure.grace_period_s) == (
         "ErrImagePull (i): manifest unknown",
         120,
     )

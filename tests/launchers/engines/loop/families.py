@@ -302,7 +302,7 @@ def prove(
                 },
                 checkpoint_every=CHECKPOINT,
             )
-            rest = (
+            resumed_steps = (
                 None
                 if sharding not in RESUMED
                 else dataclasses.replace(
@@ -311,7 +311,9 @@ def prove(
                     keeps_result=False,
                 )
             )
-            proofs.append(Proof(family=family, method=method, sharding=sharding, whole=job, resumed=rest))
+            proofs.append(
+                Proof(family=family, method=method, sharding=sharding, whole=job, resumed=resumed_steps)
+            )
     jobs = [job for proof in proofs for job in (proof.whole, proof.resumed) if job is not None]
     done = ranks.train_in_turn(jobs, GANG_LIMIT_S)
     print(done.stderr[-LOG_CHARACTERS:])
@@ -323,30 +325,28 @@ def problems(proof: Proof, beside: Proof, folder: Path) -> list[str]:
 
     ``beside`` is the same with a sharding that was resumed: it tells the loss after the last step.
     """
-    whole, after = runs.steps(proof.whole), beside.after
-    if len(whole) != STEPS - 1 or len(after) != STEPS - CHECKPOINT:
-        return [
-            f"it took {len(whole)} and {len(after)} steps instead of {STEPS - 1} and {STEPS - CHECKPOINT}"
-        ]
-    found = []
+    full, after = runs.steps(proof.whole), beside.after
+    if len(full) != STEPS - 1 or len(after) != STEPS - CHECKPOINT:
+        return [f"it took {len(full)} and {len(after)} steps instead of {STEPS - 1} and {STEPS - CHECKPOINT}"]
+    messages = []
     start = loss(causal.load(proof.whole.model_dir, dtype=torch.float32).eval())
     if abs(proof.losses[0] - start) > CLOSE:
-        found.append("it does not begin with the model's own loss")
+        messages.append("it does not begin with the model's own loss")
     if not proof.losses[-1] < proof.losses[0]:
-        found.append("its loss does not fall")
+        messages.append("its loss does not fall")
     if max(abs(one - other) for one, other in zip(proof.losses, beside.losses, strict=True)) > CLOSE:
-        found.append(f"its losses are not those of {beside.sharding}")
-    if proof.after and reported(whole[CHECKPOINT]) != reported(proof.after[0]):
-        found.append("it does not go on from its checkpoint bit by bit")
+        messages.append(f"its losses are not those of {beside.sharding}")
+    if proof.after and reported(full[CHECKPOINT]) != reported(proof.after[0]):
+        messages.append("it does not go on from its checkpoint bit by bit")
     engines.get(SHARDINGS[proof.sharding]).collect(proof.whole, folder)
     if _names(folder / "model") != _names(proof.whole.model_dir):
-        found.append("its export has other tensors than the base")
+        messages.append("its export has other tensors than the base")
     exported = causal.load(folder / "model", dtype=torch.float32).eval()
     if abs(loss(exported) - runs.losses(after)[-1]) > CLOSE:
-        found.append("its export has another loss than what it has trained")
+        messages.append("its export has another loss than what it has trained")
     if proof.method == "lora":
-        found += _adapter_problems(proof, folder, exported)
-    return found
+        messages += _adapter_problems(proof, folder, exported)
+    return messages
 
 
 def _adapter_problems(proof: Proof, folder: Path, merged: Any) -> list[str]:

@@ -50,9 +50,9 @@ class _Watched:
         steps = []
 
         def logits(**inputs: Any) -> Any:
-            found = forward(**inputs)
-            of_batch.extend(tensor.detach() for tensor in (found, *inputs.values()))
-            return found
+            output = forward(**inputs)
+            of_batch.extend(tensor.detach() for tensor in (output, *inputs.values()))
+            return output
 
         def watched(*arguments: Any, last: bool) -> None:
             backward(*arguments, last=last)
@@ -70,13 +70,13 @@ def _held(model: Any, of_batch: list[Any]) -> dict[str, int]:
     from torch.distributed.tensor import DTensor
 
     gc.collect()
-    found = {tensor.untyped_storage().data_ptr(): (0, "batch") for tensor in of_batch}
+    stored_tensors = {tensor.untyped_storage().data_ptr(): (0, "batch") for tensor in of_batch}
 
     def add(tensor: Any, name: str) -> None:
         local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
         if isinstance(local, torch.Tensor) and not local.is_meta:
             storage = local.untyped_storage()
-            found.setdefault(storage.data_ptr(), (storage.nbytes(), name))
+            stored_tensors.setdefault(storage.data_ptr(), (storage.nbytes(), name))
 
     for parameter in model.module.parameters():
         name = "adapters" if parameter.requires_grad else "weights"
@@ -95,6 +95,6 @@ def _held(model: Any, of_batch: list[Any]) -> dict[str, int]:
         if isinstance(tensor, torch.Tensor):
             add(tensor, "others")
     total: dict[str, int] = {}
-    for size, name in found.values():
+    for size, name in stored_tensors.values():
         total[name] = total.get(name, 0) + size
     return total

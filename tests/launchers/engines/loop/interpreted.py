@@ -57,7 +57,7 @@ def distances() -> dict[str, tuple[float, float]]:
     Returns the distances of loss and gradients, relative to the largest of each.
     """
     batch = collate(runs.documents(2), 0)
-    found = {}
+    distance_by_layer = {}
     for family, loss_alone in itertools.product(FAMILIES, (False, True)):
         model = network(family).train()
         loss = summed_cross_entropy(model(**batch.inputs, use_cache=False).logits, batch.labels)
@@ -72,10 +72,10 @@ def distances() -> dict[str, tuple[float, float]]:
             for name, each in model.named_parameters()
         )
         with torch.no_grad():
-            asked = liger.summed_loss(model.eval(), batch.labels, batch.inputs)
-        off = max(abs(float(each) / float(loss) - 1) for each in (computed, asked))
-        found[f"{family}{' loss' if loss_alone else ''}"] = (off, apart)
-    return found
+            batch_loss = liger.summed_loss(model.eval(), batch.labels, batch.inputs)
+        off = max(abs(float(each) / float(loss) - 1) for each in (computed, batch_loss))
+        distance_by_layer[f"{family}{' loss' if loss_alone else ''}"] = (off, apart)
+    return distance_by_layer
 
 
 if __name__ == "__main__":

@@ -243,8 +243,10 @@ def with_reference(job: TrainJob, folder: Path) -> TrainJob:
     job = dataclasses.replace(job, reference=reference.fetch(job, alone, store, folder / "reference"))
     if job.evaluates:
         held_out = dataclasses.replace(job, data_dir=job.held_out_dir)
-        found = reference.fetch(held_out, alone, store, folder / "held-out", max_rows=MAX_ROWS)
-        job = dataclasses.replace(job, held_out_reference=found)
+        reference_of_held_out = reference.fetch(
+            held_out, alone, store, folder / "held-out", max_rows=MAX_ROWS
+        )
+        job = dataclasses.replace(job, held_out_reference=reference_of_held_out)
     return job
 
 
@@ -271,15 +273,15 @@ def steps(job: TrainJob, rank: int = 0) -> list[telemetry.Step]:
     return [event for event in events if isinstance(event, telemetry.Step) and event.rank == rank]
 
 
-def losses(found: list[telemetry.Step]) -> list[float]:
-    return [step.loss for step in found if step.loss is not None]
+def losses(reported_steps: list[telemetry.Step]) -> list[float]:
+    return [step.loss for step in reported_steps if step.loss is not None]
 
 
 def held_out_losses(job: TrainJob) -> dict[int, float]:
     """By step, as rank 0 has evaluated the model while it trained."""
     events = telemetry.Follower(job.telemetry_dir).poll()
-    found = [event for event in events if isinstance(event, telemetry.Evaluated) and event.rank == 0]
-    return {event.step: event.loss for event in found if event.loss is not None}
+    evaluated = [event for event in events if isinstance(event, telemetry.Evaluated) and event.rank == 0]
+    return {event.step: event.loss for event in evaluated if event.loss is not None}
 
 
 def resumed(job: TrainJob, work: Path, step: int, **layout: Any) -> TrainJob:

@@ -147,5 +147,5 @@ def test_the_numbers_of_trained_parameters_equal_those_of_litgpt(name: str, firs
     config = AdaptionPromptConfig(adapter_len=10, adapter_layers=spec.layers - 2, task_type="CAUSAL_LM")
     with torch.device("meta"):
         theirs = get_peft_model(built(config_of(spec)), config)
-    made = sum(parameter.numel() for parameter in trained(theirs).values())
-    assert made == counted("adapter-v1", "deepspeed") == first - 30 * 31
+    trained_parameters = sum(parameter.numel() for parameter in trained(theirs).values())
+    assert trained_parameters == counted("adapter-v1", "deepspeed") == first - 30 * 31

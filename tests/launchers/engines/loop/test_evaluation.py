@@ -59,15 +59,15 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
 
 
 def events(job: TrainJob, rank: int = 0) -> list[Evaluated]:
-    found = telemetry.Follower(job.telemetry_dir).poll()
-    done = [each for each in found if isinstance(each, Evaluated) and each.loss is not None]
+    evaluated = telemetry.Follower(job.telemetry_dir).poll()
+    done = [each for each in evaluated if isinstance(each, Evaluated) and each.loss is not None]
     return [each for each in done if each.rank == rank]
 
 
 def curve(job: TrainJob, rank: int = 0) -> list[float]:
-    found = events(job, rank)
-    assert [each.step for each in found] == [2, 4, STEPS]
-    return [each.loss for each in found if each.loss is not None]
+    evaluated = events(job, rank)
+    assert [each.step for each in evaluated] == [2, 4, STEPS]
+    return [each.loss for each in evaluated if each.loss is not None]
 
 
 @pytest.mark.parametrize(
@@ -106,9 +106,9 @@ def test_early_stopping_ends_all_ranks_and_keeps_the_best_step_as_a_checkpoint(
     assert steps == [3, 3]
     losses = {each.step: each.loss or 0.0 for each in events(stopping)}
     best = min(losses, key=lambda step: losses[step])
-    kept = sorted(int(path.name.removeprefix("step-")) for path in stopping.checkpoints_dir.iterdir())
-    assert best in kept or best == 3
-    assert (stopping.output_dir.exists(), 3 in kept) == ((True, False) if best == 3 else (False, True))
+    kept_steps = sorted(int(path.name.removeprefix("step-")) for path in stopping.checkpoints_dir.iterdir())
+    assert best in kept_steps or best == 3
+    assert (stopping.output_dir.exists(), 3 in kept_steps) == ((True, False) if best == 3 else (False, True))
 
 
 ROWS = {

@@ -108,11 +108,11 @@ def test_rank_0_decides_for_all_ranks_whether_an_evaluation_is_due(
 ) -> None:
     job = make_job(tmp_path, {"evaluation": {"every_minutes": 60}}, runs.documents(3))
     for decided in (0, 1):
-        others = SimpleNamespace(
+        other_ranks = SimpleNamespace(
             is_initialized=lambda: True,
             broadcast=lambda tensor, src, decided=decided: tensor.fill_(decided if src == 0 else -1),
         )
-        monkeypatch.setattr(evaluation, "dist", others)
+        monkeypatch.setattr(evaluation, "dist", other_ranks)
         assert evaluator(job, Table(), Reporter())._is_due(1, Table.device) == bool(decided)
 
 
@@ -128,7 +128,7 @@ def test_a_job_without_evaluations_writes_checkpoints_at_its_interval_and_its_la
 
 
 @pytest.mark.parametrize(
-    ("losses", "kept", "stops"),
+    ("losses", "improved", "stops"),
     [
         ([3.0, 2.0, 1.0], {6: True, 7: False, 8: True}, False),
         ([1.0, 2.0, 3.0], {2: True, 6: False, STEPS: True}, False),
@@ -136,19 +136,19 @@ def test_a_job_without_evaluations_writes_checkpoints_at_its_interval_and_its_la
     ],
 )
 def test_a_run_stops_after_three_evaluations_without_improvement_and_keeps_the_best_step(
-    tmp_path: Path, losses: list[float], kept: dict[int, bool], stops: bool
+    tmp_path: Path, losses: list[float], improved: dict[int, bool], stops: bool
 ) -> None:
     settings = {"evaluation": {"every_steps": 2, "patience": 3}}
-    found = tuple(
+    evaluations = tuple(
         HeldOutLoss(step=2 * number, loss=loss, seconds=1.0) for number, loss in enumerate(losses, 1)
     )
-    job = make_job(tmp_path, settings, runs.documents(3), checkpoint_every=8, evaluations=found)
+    job = make_job(tmp_path, settings, runs.documents(3), checkpoint_every=8, evaluations=evaluations)
     evaluates = evaluator(job, Table(), Reporter())
     assert evaluates.stops == stops
-    assert {step: evaluates.is_kept(step) for step in kept} == kept
-    assert evaluates.is_exported(found[-1].step) == (losses[-1] == min(losses))
+    assert {step: evaluates.is_kept(step) for step in improved} == improved
+    assert evaluates.is_exported(evaluations[-1].step) == (losses[-1] == min(losses))
     trial = dataclasses.replace(job, keeps_result=False)
-    assert not evaluator(trial, Table(), Reporter()).is_exported(found[-1].step)
+    assert not evaluator(trial, Table(), Reporter()).is_exported(evaluations[-1].step)
 
 
 def test_sample_images_of_the_base_are_drawn_only_before_the_first_step_of_a_run(
@@ -193,7 +193,7 @@ def test_rewards_of_judged_answers_are_averaged_separately_over_good_and_bad_ans
     good = [reward for row, reward in zip(rows, rewards, strict=True) if row.desirable]
     bad = [reward for row, reward in zip(rows, rewards, strict=True) if not row.desirable]
     assert len(good) != len(bad)
-    found = reporter.found[0].metrics
-    assert found["reward_good"] == pytest.approx(np.mean(good), rel=1e-4)
-    assert found["reward_bad"] == pytest.approx(np.mean(bad), rel=1e-4)
-    assert found["reward_margin"] == pytest.approx(np.mean(good) - np.mean(bad), rel=1e-4)
+    metrics_of_rewards = reporter.found[0].metrics
+    assert metrics_of_rewards["reward_good"] == pytest.approx(np.mean(good), rel=1e-4)
+    assert metrics_of_rewards["reward_bad"] == pytest.approx(np.mean(bad), rel=1e-4)
+    assert metrics_of_rewards["reward_margin"] == pytest.approx(np.mean(good) - np.mean(bad), rel=1e-4)

@@ -33,8 +33,8 @@ def test_every_supported_family_is_tested() -> None:
 
 def logits(network: Any, tokens: torch.Tensor, **inputs: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
-        found: torch.Tensor = network(input_ids=tokens, use_cache=False, **inputs).logits
-    return found
+        logits_found: torch.Tensor = network(input_ids=tokens, use_cache=False, **inputs).logits
+    return logits_found
 
 
 @pytest.mark.parametrize("family", families.FAMILIES)
@@ -116,8 +116,8 @@ def proved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Pro
     @cache
     def of(sharding: str, different: bool) -> Proofs:
         chosen = tuple(family for family in families.FAMILIES if (family in DIFFERENT) == different)
-        found = families.prove(folder / str(different) / sharding, sharding, chosen)
-        return {(proof.family, proof.method): proof for proof in found}
+        proofs = families.prove(folder / str(different) / sharding, sharding, chosen)
+        return {(proof.family, proof.method): proof for proof in proofs}
 
     return lambda sharding, family: of(sharding, family in DIFFERENT)
 

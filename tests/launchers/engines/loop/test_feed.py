@@ -20,15 +20,15 @@ STEPS = 3
 @pytest.fixture
 def copies(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Count the tensors that are copied to a GPU, which here are left on the CPU."""
-    found: list[int] = []
+    copied_tensors: list[int] = []
 
     def copied(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
         assert device.type == "cuda"
-        found.append(tensor.numel())
+        copied_tensors.append(tensor.numel())
         return tensor
 
     monkeypatch.setattr(batches, "copied", copied)
-    return found
+    return copied_tensors
 
 
 def test_prefetched_batches_of_a_step_equal_those_read_directly(tmp_path: Path, copies: list[int]) -> None:
@@ -39,10 +39,10 @@ def test_prefetched_batches_of_a_step_equal_those_read_directly(tmp_path: Path, 
     task, data = NextToken(None, fused=False), Prepared(data_dir)
     feed = Feed(task, data, job, 0, torch.device("cuda"))
     for step in range(STEPS):
-        counts, found = feed.step(step)
+        counts, batches_read = feed.step(step)
         expected = list(task.batches(data, job.plan.layout, step, 0))
         assert counts == task.counts(data, step, 4)
-        for ours, theirs in zip(found, expected, strict=True):
+        for ours, theirs in zip(batches_read, expected, strict=True):
             assert torch.equal(ours.input_ids, theirs.input_ids)
         copies.clear()
         feed.prepare(step + 1)

@@ -39,27 +39,27 @@ def test_all_three_random_generators_resume_bit_for_bit_from_a_file(tmp_path: Pa
     generators.seed(7)
     drawn()
     generators.save(tmp_path, RANK)
-    due = drawn()
+    expected_draws = drawn()
     generators.seed(8)
     generators.restore(tmp_path, RANK)
-    assert drawn() == due
+    assert drawn() == expected_draws
 
 
 def test_random_numbers_drawn_inside_the_context_do_not_advance_the_generators() -> None:
     generators.seed(7)
-    due = drawn()
+    expected_draws = drawn()
     generators.seed(7)
     with generators.kept():
         drawn()
-    assert drawn() == due
+    assert drawn() == expected_draws
 
 
 def test_generators_are_unchanged_for_a_rank_without_saved_states(tmp_path: Path) -> None:
     generators.seed(7)
-    due = drawn()
+    expected_draws = drawn()
     generators.seed(7)
     generators.restore(tmp_path, RANK)
-    assert drawn() == due
+    assert drawn() == expected_draws
 
 
 class _Calls:

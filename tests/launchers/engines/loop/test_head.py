@@ -44,11 +44,11 @@ def test_the_fused_head_has_the_values_and_gradients_of_full_logits_without_stor
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        found = head.log_probabilities(network, network, labels, batch.inputs)
+        fused = head.log_probabilities(network, network, labels, batch.inputs)
     logits = labels.numel() * network.config.vocab_size
     assert max(saved) < logits
-    (found * found).sum().backward()  # type: ignore[no-untyped-call]
-    assert torch.allclose(found, expected, atol=1e-6)
+    (fused * fused).sum().backward()  # type: ignore[no-untyped-call]
+    assert torch.allclose(fused, expected, atol=1e-6)
     for name, each in network.named_parameters():
         assert torch.allclose(each.grad, gradients[name], atol=1e-5, rtol=1e-4), name
     assert network(**batch.inputs).logits.shape[-1] == network.config.vocab_size
@@ -91,7 +91,7 @@ def test_the_loss_metrics_and_gradients_of_a_task_equal_those_with_full_logits(
     monkeypatch.setattr("launchers.engines.loop.liger.put_in", lambda *_, **__: None)
     monkeypatch.setattr("torch.distributed.all_reduce", lambda tensor: tensor)
     data, layout = Prepared(data_dir), job.plan.layout
-    found, gradients = {}, {}
+    results, gradients = {}, {}
     for liger in (False, True):
         job = dataclasses.replace(job, settings=job.settings.model_copy(update={"liger": liger}))
         network = pretrained(job, dtype=torch.float32, device=torch.device("cpu"))
@@ -102,10 +102,10 @@ def test_the_loss_metrics_and_gradients_of_a_task_equal_those_with_full_logits(
         outcomes = [learned.outcome(model, batch, counts) for batch in learned.batches(data, layout, 0, 0)]
         loss = sum(outcome.loss for outcome in outcomes)
         loss.backward()
-        found[liger] = [float(loss.detach())]
-        found[liger] += [float(sum(each.metrics[key] for each in outcomes)) for key in learned.metrics]
+        results[liger] = [float(loss.detach())]
+        results[liger] += [float(sum(each.metrics[key] for each in outcomes)) for key in learned.metrics]
         gradients[liger] = {n: p.grad for n, p in model.module.named_parameters() if p.grad is not None}
-    assert found[True] == pytest.approx(found[False], rel=1e-5, abs=1e-6)
+    assert results[True] == pytest.approx(results[False], rel=1e-5, abs=1e-6)
     assert gradients[True].keys() == gradients[False].keys()
     for name, gradient in gradients[False].items():
         assert torch.allclose(gradients[True][name], gradient, atol=1e-5, rtol=1e-3), name

@@ -20,8 +20,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 COMMAND = [sys.executable, "-m", "tests.launchers.engines.loop.interpreted"]
 
 
-def environment(**more: Any) -> dict[str, str]:
-    values = {"TRITON_INTERPRET": 1, "OMP_NUM_THREADS": 1, "HF_HUB_OFFLINE": 1, **more}
+def environment(**overrides: Any) -> dict[str, str]:
+    values = {"TRITON_INTERPRET": 1, "OMP_NUM_THREADS": 1, "HF_HUB_OFFLINE": 1, **overrides}
     return {**os.environ, **{name: str(value) for name, value in values.items()}}
 
 
@@ -87,6 +87,6 @@ def test_a_run_of_two_processes_has_the_losses_and_evaluations_of_a_run_without_
             process.kill()
     plain = runs.losses(runs.run(jobs[False]))
     assert runs.losses(runs.steps(jobs[True])) == pytest.approx(plain, rel=1e-5)
-    found, expected = (runs.held_out_losses(jobs[liger]) for liger in (True, False))
-    assert list(found) == [1, 2]
-    assert found == pytest.approx(expected, rel=1e-5)
+    curves, expected = (runs.held_out_losses(jobs[liger]) for liger in (True, False))
+    assert list(curves) == [1, 2]
+    assert curves == pytest.approx(expected, rel=1e-5)

@@ -15,11 +15,11 @@ def test_the_decay_of_the_moving_average_rises_with_the_update_number_up_to_its_
     expected = [16.0, 16 * 2 / 11 + 32 * 9 / 11]  # the base's weight is forgotten; then rate 2 / 11
     expected.append(0.25 * expected[-1] + 0.75 * 64)  # 3 / 12 and later the decay
     expected.append(0.25 * expected[-1] + 0.75 * 128)
-    for value, wanted in zip((16.0, 32.0, 64.0, 128.0), expected, strict=True):
+    for value, expected_average in zip((16.0, 32.0, 64.0, 128.0), expected, strict=True):
         with torch.no_grad():
             weight.fill_(value)
         average.update()
-        assert average.weights["w"].item() == pytest.approx(wanted)
+        assert average.weights["w"].item() == pytest.approx(expected_average)
     with average.in_place():
         assert weight.item() == pytest.approx(expected[-1])
     assert weight.item() == 128.0

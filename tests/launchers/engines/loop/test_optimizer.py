@@ -75,5 +75,5 @@ def test_an_optimizer_learns_and_resumes_bit_by_bit(tmp_path: Path, engine: str,
     )
     losses = runs.losses(runs.run(job))
     assert losses[-1] < losses[0] - 0.1
-    again = runs.resumed(job, tmp_path / "again", 3)
-    assert runs.losses(runs.run(again)) == losses[3:]
+    resumed = runs.resumed(job, tmp_path / "again", 3)
+    assert runs.losses(runs.run(resumed)) == losses[3:]

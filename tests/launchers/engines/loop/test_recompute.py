@@ -75,26 +75,26 @@ def test_only_the_chosen_activations_are_recomputed(
     folder: Path, recompute: dict[str, Any], products: int, attentions: int
 ) -> None:
     # the last product of a block is not run again where all of it is recomputed: nothing needs its result
-    again, attentions_again = repeated(job_of(folder, recompute=recompute))
+    recomputed, attentions_again = repeated(job_of(folder, recompute=recompute))
     last = {(): 2, ("every",): 1}.get(tuple(recompute), 0) if products else 0
-    assert (again, attentions_again) == (products - last, attentions)
+    assert (recomputed, attentions_again) == (products - last, attentions)
 
 
 @pytest.mark.parametrize("method", ["lora", "qlora"])
 def test_products_of_adapters_are_recomputed_and_every_second_product_of_the_base_is_kept(
     folder: Path, method: str
 ) -> None:
-    again, attentions = repeated(job_of(folder, method=method, recompute={"what": "selective"}))
+    recomputed, attentions = repeated(job_of(folder, method=method, recompute={"what": "selective"}))
     assert attentions == 0
-    whole, _ = repeated(job_of(folder, method=method))
-    assert whole - again == 2 * len(("q", "v", "gate", "down"))
+    full_count, _ = repeated(job_of(folder, method=method))
+    assert full_count - recomputed == 2 * len(("q", "v", "gate", "down"))
 
 
-@pytest.mark.parametrize("what", ["full", "selective"])
-def test_recomputation_changes_no_gradient(folder: Path, what: str) -> None:
+@pytest.mark.parametrize("recompute_kind", ["full", "selective"])
+def test_recomputation_changes_no_gradient(folder: Path, recompute_kind: str) -> None:
     gradients = []
     for checkpointing in (False, True):
-        job = job_of(folder, checkpointing=checkpointing, recompute={"what": what})
+        job = job_of(folder, checkpointing=checkpointing, recompute={"what": recompute_kind})
         network = model.made_trainable(
             model.pretrained(job, dtype=torch.float32, device=torch.device("cpu")), job
         )

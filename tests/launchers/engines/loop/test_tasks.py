@@ -60,8 +60,8 @@ def losses_of_trl(job: TrainJob, work: Path) -> tuple[list[float], list[float]]:
     from trl.experimental.cpo import CPOConfig, CPOTrainer
     from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 
-    words = {f"w{number}": number for number in range(1, runs.END)} | {"<pad>": 0, "</s>": runs.END}
-    plain = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
+    word_ids = {f"w{number}": number for number in range(1, runs.END)} | {"<pad>": 0, "</s>": runs.END}
+    plain = Tokenizer(models.WordLevel(word_ids, unk_token="<pad>"))
     plain.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=plain, eos_token="</s>", pad_token="<pad>")
 
@@ -116,8 +116,8 @@ def losses_of_trl(job: TrainJob, work: Path) -> tuple[list[float], list[float]]:
         "reward": (RewardTrainer, RewardConfig),
     }
     trainer_class, config_class = kinds[task]
-    own = {"simpo": {"loss_type": "simpo", "cpo_alpha": 0.0, "simpo_gamma": 1.0, "beta": 2.0}}
-    found: list[float] = []
+    trl_options = {"simpo": {"loss_type": "simpo", "cpo_alpha": 0.0, "simpo_gamma": 1.0, "beta": 2.0}}
+    losses: list[float] = []
 
     class Recorded(trainer_class):  # type: ignore[valid-type,misc]
         def _get_train_sampler(self, *_: Any) -> Any:
@@ -125,7 +125,7 @@ def losses_of_trl(job: TrainJob, work: Path) -> tuple[list[float], list[float]]:
 
         def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
             loss = super().training_step(*args, **kwargs)
-            found.append(float(loss))
+            losses.append(float(loss))
             return loss
 
     network = made_trainable(pretrained(job, dtype=torch.float32, device=torch.device("cpu")), job)
@@ -133,13 +133,13 @@ def losses_of_trl(job: TrainJob, work: Path) -> tuple[list[float], list[float]]:
         network.warnings_issued = {}
     trainer = Recorded(
         model=network,
-        args=config_class(**common, **own.get(task, {})),
+        args=config_class(**common, **trl_options.get(task, {})),
         train_dataset=Dataset.from_list(rows),
         processing_class=tokenizer,
     )
     trainer.train()
     name = "margin" if task == "reward" else "rewards/margins"
-    return found, [entry[name] for entry in trainer.state.log_history if name in entry]
+    return losses, [entry[name] for entry in trainer.state.log_history if name in entry]
 
 
 @pytest.mark.slow
@@ -152,9 +152,9 @@ def test_a_task_has_the_losses_of_trl_with_every_sharding(tmp_path: Path, task: 
     expected, expected_margins = losses_of_trl(make_job(tmp_path, task, method), tmp_path / "trl")
     assert len(expected) == STEPS
     assert expected[-1] < expected[0]
-    for found in steps.values():
-        assert runs.losses(found) == pytest.approx(expected, rel=1e-4)
-        margins = [(step.metrics or {})["reward_margin"] for step in found]
+    for step_losses in steps.values():
+        assert runs.losses(step_losses) == pytest.approx(expected, rel=1e-4)
+        margins = [(step.metrics or {})["reward_margin"] for step in step_losses]
         # TRL logs figures to a few digits
         assert margins == pytest.approx(expected_margins, rel=1e-2, abs=2e-3)
 

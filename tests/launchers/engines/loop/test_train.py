@@ -30,7 +30,7 @@ def losses_of_trainer(job: TrainJob, work: Path) -> list[float]:
     """Of each step, as transformers' Trainer computes it, before the step."""
     from transformers import Trainer, TrainingArguments
 
-    found: list[float] = []
+    losses: list[float] = []
 
     class Recorded(Trainer):  # type: ignore[misc]
         def _get_train_sampler(self, *_: Any) -> Any:
@@ -38,7 +38,7 @@ def losses_of_trainer(job: TrainJob, work: Path) -> list[float]:
 
         def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
             loss = super().training_step(*args, **kwargs)
-            found.append(float(loss))
+            losses.append(float(loss))
             return loss
 
     def collated(rows: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
@@ -66,7 +66,7 @@ def losses_of_trainer(job: TrainJob, work: Path) -> list[float]:
     network = made_trainable(pretrained(job, dtype=torch.float32, device=torch.device("cpu")), job)
     rows: Any = list(rows_in_order(job))
     Recorded(model=network, args=arguments, train_dataset=rows, data_collator=collated).train()
-    return found
+    return losses
 
 
 @pytest.mark.parametrize("method", ["full", "lora"])

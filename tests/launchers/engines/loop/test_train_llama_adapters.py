@@ -28,7 +28,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module", params=["adapter-v1", "adapter-v2"])
-def whole(
+def reference_run(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, model: Path, data: Path
 ) -> TrainJob:
     """A run of FSDP2 on two processes that others are compared with, done."""
@@ -59,12 +59,12 @@ def job_of(work: Path, model: Path, data: Path, method: str, layout: str) -> Tra
     ],
 )
 def test_no_engine_layout_or_precision_changes_the_losses(
-    tmp_path: Path, whole: TrainJob, layout: str
+    tmp_path: Path, reference_run: TrainJob, layout: str
 ) -> None:
-    job = job_of(tmp_path, whole.model_dir, whole.data_dir, whole.plan.method, layout)
-    losses, expected = runs.losses(runs.run(job)), runs.losses(runs.steps(whole))
+    job = job_of(tmp_path, reference_run.model_dir, reference_run.data_dir, reference_run.plan.method, layout)
+    losses, expected = runs.losses(runs.run(job)), runs.losses(runs.steps(reference_run))
     lower_precision = "bf16" in layout
     assert losses == pytest.approx(expected, rel=1e-2 if lower_precision else CLOSE)
     assert (losses != expected) or not lower_precision
     # The fifth step has the rows of the first
-    assert losses[4] < losses[0] - (0.5 if whole.plan.method == "adapter-v2" else 0.005)
+    assert losses[4] < losses[0] - (0.5 if reference_run.plan.method == "adapter-v2" else 0.005)

@@ -64,10 +64,10 @@ def test_a_window_hides_earlier_positions() -> None:
     network = families.network("qwen3")
     batch = collate(packed_rows(), 0, batches.TOKEN_MULTIPLE)
     varlen.use(network)
-    whole = network(**batch.inputs).logits
+    full_logits = network(**batch.inputs).logits
     for layer in network.model.layers:
         layer.self_attn.sliding_window = WINDOW
-    assert not torch.allclose(network(**batch.inputs).logits, whole)
+    assert not torch.allclose(network(**batch.inputs).logits, full_logits)
 
 
 @pytest.mark.parametrize("multiple", [1, 16])
@@ -81,8 +81,8 @@ def test_a_padding_free_batch_has_the_tokens_labels_and_boundaries_of_its_rows(
     assert len(joined.input_ids) == 1
     assert joined.input_ids.shape[1] % multiple == 0
     assert (joined.tokens, joined.lengths.tolist()) == (padded.tokens, padded.lengths.tolist())
-    kept = [ids[:length] for ids, length in zip(padded.input_ids, padded.lengths, strict=True)]
-    assert torch.equal(joined.input_ids[0, : joined.tokens], torch.cat(kept))
+    unpadded = [ids[:length] for ids, length in zip(padded.input_ids, padded.lengths, strict=True)]
+    assert torch.equal(joined.input_ids[0, : joined.tokens], torch.cat(unpadded))
     counted = padded.labels != IGNORE
     assert torch.equal(joined.labels[joined.labels != IGNORE], padded.labels[counted])
     assert torch.equal(joined.sums(joined.labels != IGNORE), padded.sums(counted))
@@ -112,7 +112,7 @@ def test_every_task_has_the_same_loss_and_metrics_without_padding(
     monkeypatch.setattr(varlen.torch.cuda, "get_device_capability", lambda: (9, 0))
     monkeypatch.setattr("torch.distributed.all_reduce", lambda tensor: tensor)
     on_cuda = dataclasses.replace(layout, device="cuda")
-    found = {}
+    losses_by_task = {}
     for name, used in (("mask", layout), ("varlen", on_cuda)):
         placed = dataclasses.replace(job, plan=dataclasses.replace(job.plan, layout=used))
         assert varlen.applies(placed) == (name == "varlen")
@@ -123,9 +123,11 @@ def test_every_task_has_the_same_loss_and_metrics_without_padding(
         learned.begin(model, data, layout, 0, 0)
         counts = learned.counts(data, 0, 4)
         outcomes = [learned.outcome(model, batch, counts) for batch in learned.batches(data, layout, 0, 0)]
-        found[name] = [float(sum(outcome.loss.detach() for outcome in outcomes))]
-        found[name] += [float(sum(each.metrics[key] for each in outcomes)) for key in learned.metrics]
-    assert found["varlen"] == pytest.approx(found["mask"], rel=1e-4, abs=1e-5)
+        losses_by_task[name] = [float(sum(outcome.loss.detach() for outcome in outcomes))]
+        losses_by_task[name] += [
+            float(sum(each.metrics[key] for each in outcomes)) for key in learned.metrics
+        ]
+    assert losses_by_task["varlen"] == pytest.approx(losses_by_task["mask"], rel=1e-4, abs=1e-5)
 
 
 class _Model:
@@ -172,8 +174,8 @@ def _operator() -> Iterator[None]:
     """Give torch's own operator of the kernel, which is CUDA's alone, the reference on CPUs."""
     from torch.nn.attention import varlen as kernel
 
-    def forward(query: Any, key: Any, value: Any, cu_q: Any, cu_k: Any, *rest: Any) -> Any:
-        max_q, max_k, _is_causal, scale, window, gqa, *_ = rest
+    def forward(query: Any, key: Any, value: Any, cu_q: Any, cu_k: Any, *ignored: Any) -> Any:
+        max_q, max_k, _is_causal, scale, window, gqa, *_ = ignored
         output = reference(
             query,
             key,
@@ -189,24 +191,24 @@ def _operator() -> Iterator[None]:
         lse = torch.zeros(query.shape[1], len(query))
         return output, lse, torch.zeros(2, dtype=torch.uint64)
 
-    def backward(gradient: Any, query: Any, key: Any, value: Any, *rest: Any) -> Any:
-        _out, _lse, cu_q, _cu_k, _max_q, _max_k, _is_causal, _rng, scale, window = rest
+    def backward(gradient: Any, query: Any, key: Any, value: Any, *ignored: Any) -> Any:
+        _out, _lse, cu_q, _cu_k, _max_q, _max_k, _is_causal, _rng, scale, window = ignored
         scale = query.shape[-1] ** -0.5 if scale is None else scale
         groups = query.shape[1] // key.shape[1]
-        found = []
+        calls = []
         for first, last in itertools.pairwise(cu_q.tolist()):
             q, k, v, d = (each[first:last].transpose(0, 1) for each in (query, key, value, gradient))
             k, v = (each.repeat_interleave(groups, dim=0) for each in (k, v))
             place = torch.arange(last - first)
             distance = place[:, None] - place[None, :]
-            seen = (distance >= 0) & ((distance <= window[0]) | (window[0] < 0))
-            shares = (q @ k.mT * scale).masked_fill(~seen, float("-inf")).softmax(-1)
+            mask = (distance >= 0) & ((distance <= window[0]) | (window[0] < 0))
+            shares = (q @ k.mT * scale).masked_fill(~mask, float("-inf")).softmax(-1)
             of_shares = d @ v.mT
             of_scores = shares * (of_shares - (of_shares * shares).sum(-1, keepdim=True)) * scale
             parts = (of_scores @ k, of_scores.mT @ q, shares.mT @ d)
             summed = [parts[0], *(each.unflatten(0, (-1, groups)).sum(1) for each in parts[1:])]
-            found.append([each.transpose(0, 1) for each in summed])
-        return tuple(torch.cat(each) for each in zip(*found, strict=True))
+            calls.append([each.transpose(0, 1) for each in summed])
+        return tuple(torch.cat(each) for each in zip(*calls, strict=True))
 
     with (
         kernel._varlen_attn.set_kernel_enabled("cpu"),
@@ -219,12 +221,14 @@ def _operator() -> Iterator[None]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_operator")
-@pytest.mark.parametrize("what", ["none", "full", "selective"])
-def test_compiled_and_recomputed_blocks_call_the_varlen_operator_of_torch(what: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("case_kind", ["none", "full", "selective"])
+def test_compiled_and_recomputed_blocks_call_the_varlen_operator_of_torch(
+    case_kind: str, tmp_path: Path
+) -> None:
     network = families.network("qwen3").train()
     expected = step(network, collate(packed_rows(), 0))
     varlen.use(network)
-    if what != "none":
+    if case_kind != "none":
         job = runs.make_job(
             tmp_path,
             tmp_path,
@@ -232,7 +236,7 @@ def test_compiled_and_recomputed_blocks_call_the_varlen_operator_of_torch(what: 
             steps=1,
             engine="fsdp2",
             activation_checkpointing=True,
-            settings={"recompute": {"what": what}},
+            settings={"recompute": {"what": case_kind}},
         )
         recompute(network.model.layers, job)
     for block in network.model.layers:

@@ -35,15 +35,15 @@ def picture(color: str, width: int) -> Any:
 
 
 def conversations() -> list[Conversation]:
-    found = []
+    parsed = []
     for width in (32, 48):
         for color in COLORS:
             file = io.BytesIO()
             picture(color, width).save(file, "PNG")
             question = Message(role="user", content=f"{IMAGE}{QUESTION}")
             answer = Message(role="assistant", content=color)
-            found.append(Conversation(messages=(question, answer), images=(file.getvalue(),)))
-    return found
+            parsed.append(Conversation(messages=(question, answer), images=(file.getvalue(),)))
+    return parsed
 
 
 def answer_of(folder: Path, color: str) -> str:
@@ -148,10 +148,13 @@ def losses_of_trl(model: Path, work: Path) -> list[float]:
 @pytest.mark.parametrize("family", ["qwen3_vl", pytest.param("gemma3", marks=pytest.mark.nightly)])
 def test_the_losses_of_ten_steps_equal_those_of_the_trl_trainer(family: str, tmp_path: Path) -> None:
     model = vision_models.make(tmp_path / family, family)
-    here, there = losses_here(model, tmp_path), losses_of_trl(model, tmp_path / "trl")
-    assert len(here) == len(there) == STEPS
-    assert here[-1] < here[0] - 1
-    assert here == pytest.approx(there, abs=1e-4)
+    losses_of_engine, losses_of_reference = (
+        losses_here(model, tmp_path),
+        losses_of_trl(model, tmp_path / "trl"),
+    )
+    assert len(losses_of_engine) == len(losses_of_reference) == STEPS
+    assert losses_of_engine[-1] < losses_of_engine[0] - 1
+    assert losses_of_engine == pytest.approx(losses_of_reference, abs=1e-4)
 
 
 @pytest.mark.slow

@@ -64,11 +64,11 @@ def test_trained_modules_are_counted_exactly_merged_and_loaded_by_peft(
     export.merge(tmp_path / "base", tmp_path / "adapter", tmp_path / "merged")
     (tmp_path / "merged" / "config.json").write_text(json.dumps(values))
     with torch.no_grad():
-        wanted = adapted.eval()(TOKENS).logits
-        assert torch.allclose(runs.load(tmp_path / "merged")(TOKENS).logits, wanted, atol=1e-5)
-        again = PeftModel.from_pretrained(runs.load(tmp_path / "base"), str(tmp_path / "adapter")).eval()
-        assert torch.allclose(again(TOKENS).logits, wanted, atol=1e-5)
-        assert not torch.allclose(runs.load(tmp_path / "base")(TOKENS).logits, wanted, atol=1e-1)
+        expected_logits = adapted.eval()(TOKENS).logits
+        assert torch.allclose(runs.load(tmp_path / "merged")(TOKENS).logits, expected_logits, atol=1e-5)
+        resumed = PeftModel.from_pretrained(runs.load(tmp_path / "base"), str(tmp_path / "adapter")).eval()
+        assert torch.allclose(resumed(TOKENS).logits, expected_logits, atol=1e-5)
+        assert not torch.allclose(runs.load(tmp_path / "base")(TOKENS).logits, expected_logits, atol=1e-1)
 
 
 def test_names_of_trained_modules_are_the_shortest_unambiguous_suffixes() -> None:
@@ -82,7 +82,7 @@ def test_names_of_trained_modules_are_the_shortest_unambiguous_suffixes() -> Non
     assert sorted(qwen3) == sorted([*blocks, "model.norm"])
 
 
-def made(work: Path, folder: Path, data: Path, layout: str, **options: Any) -> TrainJob:
+def make_job(work: Path, folder: Path, data: Path, layout: str, **options: Any) -> TrainJob:
     settings = {"method": "lora", "lora": {"modules_to_save": EVERYTHING}, "optimizer": {"lr": 2e-2}}
     return runs.make_job(work, folder, data, steps=STEPS, settings=settings, **LAYOUTS[layout], **options)
 
@@ -93,10 +93,10 @@ def test_fully_trained_modules_have_equal_losses_with_every_sharding_and_resume(
     tmp_path: Path, data: Path, kind: str
 ) -> None:
     folder = runs.make_model(tmp_path / "model", kind)
-    found = {}
+    engine_losses = {}
     for layout in LAYOUTS:
-        done = made(tmp_path / layout, folder, data, layout, checkpoint_every=3)
-        found[layout] = runs.losses(runs.run(done))
+        done = make_job(tmp_path / layout, folder, data, layout, checkpoint_every=3)
+        engine_losses[layout] = runs.losses(runs.run(done))
         out = tmp_path / f"{layout}-out"
         engines.get(done.plan.engine).collect(done, out)
         with torch.no_grad():
@@ -104,11 +104,11 @@ def test_fully_trained_modules_have_equal_losses_with_every_sharding_and_resume(
             adapted = PeftModel.from_pretrained(runs.load(folder), str(out / "adapter")).eval()(TOKENS).logits
             assert torch.allclose(merged, adapted, atol=1e-5), layout
             assert not torch.allclose(runs.load(folder)(TOKENS).logits, merged, atol=1e-2)
-    rest = runs.run(runs.resumed(done, tmp_path / "again", 3))  # ZeRO-3, the last layout
-    assert runs.losses(rest) == found[layout][3:]
-    for layout, losses in found.items():
-        assert losses == pytest.approx(found["one"], rel=CLOSE), layout
-    assert found["one"][-1] < found["one"][0] - 0.5
+    resumed_steps = runs.run(runs.resumed(done, tmp_path / "again", 3))  # ZeRO-3, the last layout
+    assert runs.losses(resumed_steps) == engine_losses[layout][3:]
+    for layout, losses in engine_losses.items():
+        assert losses == pytest.approx(engine_losses["one"], rel=CLOSE), layout
+    assert engine_losses["one"][-1] < engine_losses["one"][0] - 0.5
 
 
 @pytest.mark.slow
@@ -118,7 +118,7 @@ def test_fully_trained_modules_are_kept_in_fp32_under_mixed_precision(tmp_path: 
 
     folder = runs.make_model(tmp_path / "model")
     plain, mixed = (
-        made(tmp_path / name, folder, data, "fsdp", precision=name) for name in ("fp32", "bf16-mixed")
+        make_job(tmp_path / name, folder, data, "fsdp", precision=name) for name in ("fp32", "bf16-mixed")
     )
     losses = [runs.losses(runs.run(each)) for each in (plain, mixed)]
     assert losses[1] == pytest.approx(losses[0], rel=1e-2)

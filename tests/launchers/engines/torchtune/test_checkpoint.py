@@ -30,11 +30,11 @@ def test_training_resumes_bit_for_bit(tmp_path: Path) -> None:
     step(model, optimizer)
     torchtune_checkpoint.save(tmp_path, model, [optimizer])
     step(model, optimizer)
-    again, other = make(0)
-    torchtune_checkpoint.load(tmp_path, again, [other])
+    second_model, other = make(0)
+    torchtune_checkpoint.load(tmp_path, second_model, [other])
     assert torchtune_checkpoint.load_generators(tmp_path)
-    step(again, other)
-    for old, new in zip(model.parameters(), again.parameters(), strict=True):
+    step(second_model, other)
+    for old, new in zip(model.parameters(), second_model.parameters(), strict=True):
         assert torch.equal(old, new)
 
 
@@ -42,19 +42,19 @@ def test_frozen_weights_are_not_in_a_checkpoint(tmp_path: Path) -> None:
     model, optimizer = make(0)
     step(model, optimizer)
     torchtune_checkpoint.save(tmp_path, model, [optimizer])
-    again, other = make(1)
-    frozen = again[0].weight.clone()
-    torchtune_checkpoint.load(tmp_path, again, [other])
-    assert torch.equal(again[0].weight, frozen)
-    assert torch.equal(again[1].weight, model[1].weight)
+    second_model, other = make(1)
+    frozen = second_model[0].weight.clone()
+    torchtune_checkpoint.load(tmp_path, second_model, [other])
+    assert torch.equal(second_model[0].weight, frozen)
+    assert torch.equal(second_model[1].weight, model[1].weight)
 
 
 def test_a_resumed_run_takes_hyperparameters_from_the_job_not_from_the_checkpoint(tmp_path: Path) -> None:
     model, optimizer = make(0, lr=0.1)
     step(model, optimizer)
     torchtune_checkpoint.save(tmp_path, model, [optimizer])
-    again, other = make(0, lr=0.5)
-    torchtune_checkpoint.load(tmp_path, again, [other])
+    second_model, other = make(0, lr=0.5)
+    torchtune_checkpoint.load(tmp_path, second_model, [other])
     assert other.param_groups[0]["lr"] == 0.5
 
 

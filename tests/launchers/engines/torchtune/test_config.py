@@ -52,16 +52,16 @@ def test_dense_models_are_supported_with_every_method(method: str) -> None:
 def test_unsupported_torchtune_jobs_are_explained_in_one_clause(
     model: str, settings: dict[str, Any], word: str
 ) -> None:
-    said = reason(model, **settings)
-    assert said is not None
-    assert word in said
-    assert "\n" not in said
+    refusal = reason(model, **settings)
+    assert refusal is not None
+    assert word in refusal
+    assert "\n" not in refusal
 
 
 @pytest.mark.parametrize(("processes", "fits"), [(1, True), (2, True), (4, False)])
 def test_nf4_weights_are_sharded_at_block_boundaries_only(processes: int, fits: bool) -> None:
-    said = reason("tiny-llama", method="qlora", resources={"gpus": processes})
-    assert (said is None) == fits
+    refusal = reason("tiny-llama", method="qlora", resources={"gpus": processes})
+    assert (refusal is None) == fits
     assert reason("llama-70b", method="qlora", resources={"gpus": 8, "nodes": 4}) is None
     assert reason("mistral-7b-v0.1", seq_len=4096) is None, "a window as long as the sequence"
 
@@ -156,13 +156,13 @@ def test_method_and_world_size_choose_the_recipe(tmp_path: Path, method: str, wo
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "expected"),
     [({"accumulation": 1}, "global batch of 4"), ({"steps": 7}, "prepared for 6 steps")],
 )
 def test_data_prepared_for_another_batch_or_fewer_steps_is_refused(
-    tmp_path: Path, model: Path, data: Path, options: dict[str, Any], words: str
+    tmp_path: Path, model: Path, data: Path, options: dict[str, Any], expected: str
 ) -> None:
-    with pytest.raises(UserError, match=words):
+    with pytest.raises(UserError, match=expected):
         config(tmp_path, model, data, **options)
 
 

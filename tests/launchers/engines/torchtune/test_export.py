@@ -167,11 +167,11 @@ def load_folder(folder: Path) -> dict[str, torch.Tensor]:
     return {name: tensor for path in files for name, tensor in load_file(path).items()}
 
 
-def assert_same(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> None:
-    assert found.keys() == wanted.keys()
-    for name, tensor in wanted.items():
-        assert found[name].dtype == tensor.dtype, name
-        assert torch.equal(found[name], tensor), name
+def assert_same(tensors: dict[str, torch.Tensor], expected_tensors: dict[str, torch.Tensor]) -> None:
+    assert tensors.keys() == expected_tensors.keys()
+    for name, tensor in expected_tensors.items():
+        assert tensors[name].dtype == tensor.dtype, name
+        assert torch.equal(tensors[name], tensor), name
 
 
 def test_an_adapter_that_does_not_match_the_base_is_refused(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def test_a_step_with_any_world_size_trains_on_exactly_its_rows(
     folder: Path, world: int, start_step: int
 ) -> None:
     data = Prepared(folder)
-    taken: list[list[bytes]] = [[] for _ in range(STEPS)]
+    rows_by_step: list[list[bytes]] = [[] for _ in range(STEPS)]
     for rank in range(world):
         rows = dataset(folder, start_step)
         sampler = DistributedSampler(rows, num_replicas=world, rank=rank, shuffle=False)
@@ -45,11 +45,11 @@ def test_a_step_with_any_world_size_trains_on_exactly_its_rows(
         batches = list(loader)
         assert len(batches) == STEPS - start_step
         for step, batch in enumerate(batches, start=start_step):
-            taken[step] += [row["tokens"].tobytes() for row in batch]
+            rows_by_step[step] += [row["tokens"].tobytes() for row in batch]
     for step in range(STEPS):
         expected = data.order[step * BATCH : (step + 1) * BATCH] if step >= start_step else []
         rows_of_step = [data.row(int(index)).tokens.astype(np.int64).tobytes() for index in expected]
-        assert sorted(taken[step]) == sorted(rows_of_step)
+        assert sorted(rows_by_step[step]) == sorted(rows_of_step)
 
 
 def test_rows_and_tokens_are_counted_without_padding(folder: Path) -> None:
@@ -88,12 +88,14 @@ def test_schedules_warm_up_and_resume(settings: dict[str, Any], expected: list[f
     def rates(last_epoch: int) -> list[float]:
         parameter = torch.nn.Parameter(torch.zeros(1))
         optimizer = torch.optim.SGD([{"params": [parameter], "initial_lr": 1.0}], lr=1.0)
-        made = schedule(optimizer, num_training_steps=6, last_epoch=last_epoch, warmup_steps=2, **settings)
-        found = []
+        scheduler = schedule(
+            optimizer, num_training_steps=6, last_epoch=last_epoch, warmup_steps=2, **settings
+        )
+        losses = []
         for _ in range(last_epoch + 1, 6):
-            found.append(optimizer.param_groups[0]["lr"])
+            losses.append(optimizer.param_groups[0]["lr"])
             optimizer.step()
-            made.step()
-        return found
+            scheduler.step()
+        return losses
 
     assert (rates(-1), rates(2)) == (pytest.approx(expected), rates(-1)[3:])

@@ -117,10 +117,10 @@ def test_every_rank_reports_every_step_and_its_own_tokens(trained: Any, data: Pa
 def test_dropout_resumes_from_its_saved_random_state(tmp_path: Path, model: Path, data: Path) -> None:
     settings = {"method": "lora", "lora": {"dropout": 0.1}}
     job = job_of(tmp_path / "whole", model, data, world=2, settings=settings, checkpoint_every=3)
-    whole = runs.run(job)[3:]
-    rest = runs.run(runs.resumed(job, tmp_path / "rest", 3))
-    assert [(step.step, step.loss, step.lr, step.grad_norm) for step in rest] == [
-        (step.step, step.loss, step.lr, step.grad_norm) for step in whole
+    full_run = runs.run(job)[3:]
+    resumed_steps = runs.run(runs.resumed(job, tmp_path / "rest", 3))
+    assert [(step.step, step.loss, step.lr, step.grad_norm) for step in resumed_steps] == [
+        (step.step, step.loss, step.lr, step.grad_norm) for step in full_run
     ]
     assert [path.name for path in job.checkpoints_dir.iterdir()] == ["step-00000003"]  # none after the last
 
@@ -140,8 +140,8 @@ def test_an_optimizer_in_the_backward_pass_trains_as_one_after_it_and_resumes(
     assert runs.losses(steps) == pytest.approx(runs.losses(after), rel=1e-4)
     assert [step.lr for step in steps] == [step.lr for step in after]
     assert all(step.grad_norm is None and 0 < (step.dtf or 0) + (step.dtb or 0) <= step.dt for step in steps)
-    rest = runs.run(runs.resumed(inside, tmp_path / "again", 3))
-    assert [(step.loss, step.lr) for step in rest] == [(step.loss, step.lr) for step in steps[3:]]
+    resumed_steps = runs.run(runs.resumed(inside, tmp_path / "again", 3))
+    assert [(step.loss, step.lr) for step in resumed_steps] == [(step.loss, step.lr) for step in steps[3:]]
 
 
 @pytest.mark.parametrize(
@@ -330,5 +330,5 @@ def test_bf16_activation_checkpointing_and_other_settings_train(
     assert all(step.grad_norm for step in steps)
     Torchtune().collect(job, tmp_path / "out")
     assert json.loads((tmp_path / "out" / "model" / "config.json").read_text())["dtype"] == "bfloat16"
-    rest = runs.run(runs.resumed(job, tmp_path / "rest", 4))
-    assert runs.losses(rest) == runs.losses(steps)[4:]
+    resumed_steps = runs.run(runs.resumed(job, tmp_path / "rest", 4))
+    assert runs.losses(resumed_steps) == runs.losses(steps)[4:]

@@ -31,7 +31,7 @@ def test_trl_supports_only_grpo(task: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "named"),
+    ("options", "named"),
     [
         ({"packing": True}, "packing"),
         ({"method": "qlora"}, "qlora"),
@@ -46,8 +46,8 @@ def test_trl_supports_only_grpo(task: str) -> None:
         ({"engine_options": {"num_generations": 4}}, "follows from other settings"),
     ],
 )
-def test_unsupported_jobs_are_explained_in_a_clause(asked: dict[str, Any], named: str) -> None:
-    settings = build({**GRPO, **asked})
+def test_unsupported_jobs_are_explained_in_a_clause(options: dict[str, Any], named: str) -> None:
+    settings = build({**GRPO, **options})
     reason = unsupported("trl", settings, TINY)
     assert named in (reason or "")
     assert "\n" not in (reason or "")

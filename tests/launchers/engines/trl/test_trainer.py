@@ -40,9 +40,9 @@ def test_the_reward_rises_over_thirty_steps(place: Path, nodes: int) -> None:
     job = dataclasses.replace(job, plan=dataclasses.replace(job.plan, layout=layout))
     runs.run_nodes([dataclasses.replace(job, work_dir=job.work_dir / str(node)) for node in range(nodes)])
     steps = runs.steps(dataclasses.replace(job, work_dir=job.work_dir / "0"))
-    found = rewards(steps)
-    assert len(found) == STEPS
-    assert sum(found[-5:]) / 5 > sum(found[:5]) / 5 + toy.LEARNT, found
+    rewards_seen = rewards(steps)
+    assert len(rewards_seen) == STEPS
+    assert sum(rewards_seen[-5:]) / 5 > sum(rewards_seen[:5]) / 5 + toy.LEARNT, rewards_seen
     assert all(step.all_tokens for step in steps)
 
 

@@ -38,7 +38,7 @@ def job(
     steps: int,
     of: int | None = None,
     answers: int = ANSWERS,
-    **more: Any,
+    **overrides: Any,
 ) -> TrainJob:
     """A job of ``steps`` steps with so many answers in each, of a run of ``of``.
 
@@ -58,7 +58,7 @@ def job(
             "reward": str(folder / "toy.py") + ":vowels",
             "group_size": GROUP,
             "max_completion_length": LENGTH,
-            **more.pop("rl", {}),
+            **overrides.pop("rl", {}),
         },
         "lora": {"rank": 16, "alpha": 32},
     }
@@ -79,7 +79,7 @@ def job(
         sharding="ddp" if world > 1 else "none",
         settings=values,
         reward=settings.rl.reward,
-        **more,
+        **overrides,
     )
 
 
@@ -87,14 +87,14 @@ def mean_reward(model: Any, job: TrainJob) -> float:
     """Of answers that a transformers model draws to the job's prompts, the same each time."""
     tokenizer = render.load_tokenizer(job.model_dir, job.settings)
     reward = load_function(job.reward or "", "vowels")
-    asked = prompts.read_written(job.data_dir / PROMPTS)
+    rewards_request = prompts.read_written(job.data_dir / PROMPTS)
     torch.manual_seed(0)
-    found = []
-    for prompt in asked:
+    prompts_read = []
+    for prompt in rewards_request:
         ids = tokenizer(prompt.text, add_special_tokens=False, return_tensors="pt").input_ids
         options = {"do_sample": True, "top_k": 0, "max_new_tokens": LENGTH, "num_return_sequences": GROUP}
         with torch.inference_mode():
             drawn = model.generate(ids, attention_mask=torch.ones_like(ids), pad_token_id=0, **options)
         texts = tokenizer.batch_decode(drawn[:, ids.shape[1] :], skip_special_tokens=True)
-        found += [reward(prompt.shown, text) for text in texts]
-    return sum(found) / len(found)
+        prompts_read += [reward(prompt.shown, text) for text in texts]
+    return sum(prompts_read) / len(prompts_read)
