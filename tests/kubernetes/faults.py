@@ -21,7 +21,7 @@ BIG = "--with=kubernetes:cpu=40"  # more than half of a node's
 LIMIT_S = 1500  # for a machine that does ten other things
 
 
-def worker_name(pods: dict[str, Json]) -> str:
+def worker_of(pods: dict[str, Json]) -> str:
     """The worker of a launch, as the terminal names it."""
     return f"{pods['worker']['metadata']['name']} on {pods['worker']['spec']['nodeName']}"
 

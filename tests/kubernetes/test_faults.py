@@ -36,7 +36,7 @@ from tests.kubernetes.faults import (
     one_node_short,
     says,
     training,
-    worker_name,
+    worker_of,
 )
 from tests.lab import faulty_proxy
 from tests.lab.control_plane import wait_for
@@ -78,23 +78,21 @@ def test_a_run_survives_expired_login_four_lost_pods_and_an_api_server_restart(
 
     first = training(cluster, run)
     cluster.kubelet_of(first["worker"]).evict(first["worker"]["metadata"]["name"])
-    says(
-        run, f"Disruption 1 of at most 20, .* pod {worker_name(first)}: Evicted: The node was low on resource"
-    )
+    says(run, f"Disruption 1 of at most 20, .* pod {worker_of(first)}: Evicted: The node was low on resource")
     attempt_ends(cluster, first)
 
     second = training(cluster, run)
     lose_a_node(cluster, second)
-    says(run, f"Disruption 2 of at most 20, .* pod {worker_name(second)}: lost")
+    says(run, f"Disruption 2 of at most 20, .* pod {worker_of(second)}: lost")
     attempt_ends(cluster, second)
 
     third = training(cluster, run)
     delete(cluster, third["worker"])
-    says(run, f"Disruption 3 of at most 20, .* pod {worker_name(third)}: deleted")
+    says(run, f"Disruption 3 of at most 20, .* pod {worker_of(third)}: deleted")
 
     fourth = training(cluster, run)
     with drained(cluster, fourth["worker"]):
-        says(run, f"Disruption 4 of at most 20, .* pod {worker_name(fourth)}: deleted")
+        says(run, f"Disruption 4 of at most 20, .* pod {worker_of(fourth)}: deleted")
         moved = training(cluster, run)
     assert fourth["worker"]["spec"]["nodeName"] not in {pod["spec"]["nodeName"] for pod in moved.values()}
     cluster.control_plane.stop_api_server()
