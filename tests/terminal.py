@@ -1,4 +1,4 @@
-"""Runs a command on a terminal of its own and reads what is shown there."""
+"""Runs of a command on a pseudo-terminal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 def shown_on_terminal(
     command: Sequence[str], environment: Mapping[str, str], folder: Path, columns: int
 ) -> tuple[int, str]:
-    """The exit status and all that was written."""
+    """Return the exit status and all output."""
     pid, terminal = pty.fork()
     if pid == 0:
         os.chdir(folder)

@@ -1,4 +1,4 @@
-"""The documents say what is true: commands that the command line takes, snippets that import, tables in step.
+"""Documents are correct: commands are valid, snippets import, generated tables are up to date.
 
 ``python -m benchmarks.documents`` renews what is generated.
 """
@@ -99,7 +99,7 @@ def blocks(*languages: str) -> list[Block]:
 
 
 def shell_lines() -> list[tuple[str, str]]:
-    """(where, command) of all shell blocks, and of the flow's commands in tables and sentences."""
+    """Return (where, command) of all shell blocks, and of flow commands in tables and sentences."""
     lines_of_blocks = [
         (block.where, line)
         for block in blocks("bash")
@@ -116,7 +116,7 @@ def shell_lines() -> list[tuple[str, str]]:
 
 
 def flow_commands(file: str) -> list[tuple[str, list[str]]]:
-    """(where, words that the flow gets), by ``finetune run``, ``check`` or ``flow``, or by its file."""
+    """Return (where, arguments of the flow) of ``finetune run``, ``check``, ``flow`` and flow files."""
     commands = []
     for location, line in shell_lines():
         for part in line.split("&&"):
@@ -132,7 +132,7 @@ def flow_commands(file: str) -> list[tuple[str, list[str]]]:
 
 
 def estimator_commands() -> list[tuple[str, list[str]]]:
-    """(where, words after finetune), but for those of two pages whose own tests run them."""
+    """Return (where, arguments of finetune), except for two pages with their own tests."""
     elsewhere = ("docs/estimate.md", "docs/hardware.md")
     commands = []
     for location, line in shell_lines():
@@ -166,7 +166,7 @@ HelpText = Callable[..., str]
 
 @pytest.fixture(scope="module")
 def help_text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HelpText]:
-    """``help_text("card", "view", flow=FLOW)``: the help of a flow's command."""
+    """``help_text("card", "view", flow=FLOW)``: return the help of a command of a flow."""
     home = tmp_path_factory.mktemp("help")
     (home / ".metaflow").mkdir()  # without it, the help of `card` ends with an error
     variables = environment(home)
@@ -191,7 +191,7 @@ def help_text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HelpText]:
 
 
 def parse(arguments: list[str]) -> tuple[list[str], dict[str, list[str]]]:
-    """Subcommands and arguments, and the options with their values."""
+    """Return subcommands and arguments, and the options with their values."""
     plain, options = [], dict[str, list[str]]()
     waiting = iter(arguments)
     for word in waiting:
@@ -227,7 +227,7 @@ def test_the_readme_has_its_two_commands_and_ci_runs_the_second() -> None:
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the files that the documents' commands name; S3 and the Hub are not asked."""
+    """A folder with the files named in commands of the documents; S3 and the Hub are not queried."""
     row = json.dumps({"prompt": "1 and 1", "completion": "2"}) + "\n"
     for name in ("my-data.jsonl", "held-out.jsonl", "reviews.jsonl"):
         (tmp_path / name).write_text(row * 100)
@@ -265,7 +265,7 @@ def subcommand_of(plain: list[str]) -> list[str]:
 
 
 def check_run(location: str, options: dict[str, list[str]], place: Path) -> None:
-    """It can be planned, or is refused because this machine is too small for it or has not fetched it."""
+    """Check that a run can be planned, or is refused only because of this machine or missing downloads."""
     backends = [name for word in options.get("--with", []) if (name := word.split(":")[0]) != "secrets"]
     assert set(backends) <= {"kubernetes", "batch"}, location
     parameters: dict[str, Any] = {
@@ -303,7 +303,7 @@ def test_every_estimator_command_of_the_documents_is_valid(place: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.nightly
 def test_every_estimator_command_of_the_documents_runs(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that name a cluster or a file of the reader's are only read; they end with one clear line."""
+    """Commands that need a cluster or a file of the user end with one clear line."""
     commands = {tuple(arguments): location for location, arguments in estimator_commands()}
     assert len(commands) > 10
     monkeypatch.chdir(place)
@@ -325,7 +325,7 @@ def test_every_estimator_command_of_the_documents_runs(place: Path, monkeypatch:
 
 
 def checklist_commands() -> list[tuple[str, list[str]]]:
-    """(where, words after checklist): of ``python -m checklist``, and of launchers that start it."""
+    """Return (where, arguments) of ``python -m checklist`` and of launchers that start it."""
     commands = []
     for location, line in shell_lines():
         before, separator, after = line.partition("-m checklist")
@@ -363,7 +363,7 @@ def test_every_command_of_the_other_flows_has_valid_options(
 
 
 def test_plan_only_imports_no_training_package(tmp_path: Path) -> None:
-    """README: planning works with the small install. Its packages are those that pyproject.toml asks for."""
+    """README: planning works with the minimal installation, the packages required in pyproject.toml."""
     code = (
         "import runpy, sys\n"
         "for name in 'torch torchtune torchao torchdata transformers tokenizers safetensors huggingface_hub "
@@ -527,7 +527,7 @@ _OF_METAFLOW = ("The @kubernetes decorator requires",)
 
 
 def test_each_step_of_the_documented_data_path_exists() -> None:
-    """The table in docs/interfaces.md: at most five stops, and each `Class.field` is in its (`file`)."""
+    """The table in docs/interfaces.md: at most five steps, and each `Class.field` exists in its (`file`)."""
     section = (ROOT / "docs" / "interfaces.md").read_text().split("## Three values through the packages")[1]
     rows = [line for line in section.splitlines() if re.match(r"\| \d", line)]
     stops = re.findall(r"`(\w+)\.(\w+)`[^`|]*\(`([\w/]+)(?:\.py|/)`\)", "\n".join(rows))

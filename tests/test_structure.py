@@ -1,4 +1,4 @@
-"""No import circles, and tests that are found by their path; test_docs.py holds the map."""
+"""Import cycles, and locations of tests; test_docs.py tests the module map."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TEST_FILES = sorted(
 
 @cache
 def imports() -> dict[str, set[str]]:
-    """By module, the modules of ours that it imports: also for types only, and inside of functions."""
+    """Return for each module the project modules that it imports, including type-only and local imports."""
     files = {_name(file): file for package in PACKAGES for file in sorted((ROOT / package).rglob("*.py"))}
     return {name: _imported(name, file, set(files)) for name, file in files.items()}
 
@@ -53,7 +53,7 @@ def _imported(name: str, file: Path, modules: set[str]) -> set[str]:
 
 
 def ranks_in_the_map() -> dict[str, dict[str, int]]:
-    """By package, the position of each folder or module in the order that CONTRIBUTING.md states."""
+    """Return for each package the position of each folder or module in CONTRIBUTING.md."""
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     ranks = {}
     for package, order in re.findall(r"^(\w+): +(\w.*(?:\n +->.*)*)", text, re.MULTILINE):
@@ -83,7 +83,7 @@ def test_folders_import_only_folders_to_their_right_in_the_module_map() -> None:
 
 
 def circles(graph: dict[str, set[str]]) -> list[list[str]]:
-    """Groups of modules each of which can be reached from each other one (Tarjan's algorithm)."""
+    """Return groups of modules that can reach each other (the algorithm of Tarjan)."""
     number: dict[str, int] = {}
     lowest: dict[str, int] = {}
     stack: list[str] = []
@@ -116,7 +116,7 @@ def test_modules_have_no_import_cycle() -> None:
 
 
 def rooms(folder: str) -> dict[str, set[str]]:
-    """By file or folder directly in the package ``folder``, those beside it that it imports anything of."""
+    """Return for each file or folder directly in ``folder`` the siblings that it imports from."""
     inside = folder.count(".") + 1  # parts of a module's name that every module of the folder shares
     graph: dict[str, set[str]] = {}
     for module, imported in imports().items():

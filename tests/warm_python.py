@@ -1,4 +1,4 @@
-"""A Python process that imports slow packages once and forks a child for each script that a test runs."""
+"""A Python process that imports slow packages once and forks a child for each script of a test."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ for line in sys.stdin:
 
 
 class WarmPython:
-    """Run scripts as ``python SCRIPT WORDS`` would, without importing ``modules`` again for each.
+    """Run scripts as ``python SCRIPT ARGUMENTS``, without importing ``modules`` again for each.
 
     Packages that read the environment on import see that of ``environment``, not that of a single script.
     """

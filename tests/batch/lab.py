@@ -1,4 +1,4 @@
-"""Everything that ``run --with batch`` meets, on this machine: Batch, S3, the metadata service, a network."""
+"""A local stand-in for all services of ``run --with batch``: Batch, S3, metadata service and network."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ QUEUE = "training"
 
 @dataclass(kw_only=True)
 class Lab:
-    """The servers, and how a client finds them."""
+    """The servers, and the environment with which a client reaches them."""
 
     hub: Hub
     store: ObjectStore
@@ -73,7 +73,7 @@ class Lab:
 
 @dataclass(kw_only=True)
 class Client:
-    """A flow's command that was started."""
+    """A command of a flow that was started."""
 
     lab: Lab
     home: Path
@@ -95,17 +95,17 @@ class Client:
         return (self.home / "run_id").read_text()
 
     def jobs(self, step: str | None = None) -> list[Job]:
-        """Submitted since this command was started, in that order; ``step``: of that one only."""
+        """Jobs submitted since this command was started, in order; ``step`` selects those of one step."""
         matching_jobs = [job for name, job in [*self.lab.service.jobs.items()] if name not in self.known]
         return [j for j in matching_jobs if step in (None, j.request["parameters"]["metaflow.step_name"])]
 
     def pods_log(self) -> str:
-        """What the pods of all its jobs have printed."""
+        """Output of the pods of all jobs of the command."""
         pods = [pod for job in self.jobs() for pod in job.pods]
         return "\n".join(f"== {pod.spec.name}: {pod.poll()}\n{pod.log.read_text()}" for pod in pods)
 
     def committed(self) -> int:
-        """The step of this run's newest whole checkpoint; 0: there is none."""
+        """Step of the newest complete checkpoint of this run, or 0."""
         if not self.has_begun:
             return 0
         keys = self.lab.store.keys_below(f"metaflow/FinetuneFlow/finetune/checkpoints/{self.run_id}/")
@@ -113,7 +113,7 @@ class Client:
         return max((int(match[1]) for match in steps if match), default=0)
 
     def wait_for(self, condition: Callable[[], Any], within: float) -> Any:
-        """Wait for something to be true while the command runs."""
+        """Wait for a condition while the command runs."""
         deadline = time.monotonic() + within
         while True:
             value = condition()
@@ -124,7 +124,7 @@ class Client:
             time.sleep(0.3)
 
     def end(self, within: float) -> int:
-        """Its exit status. Every job has ended then, and every pod."""
+        """Wait for the command and return its exit status; every job and pod must have ended."""
         try:
             code = self.process.wait(within)
         except subprocess.TimeoutExpired:
@@ -139,12 +139,12 @@ class Client:
         return code
 
     def artifacts(self, flow: str = "FinetuneFlow") -> dict[str, Any]:
-        """All artifacts of the finished tasks by name; a later step's win."""
+        """All artifacts of finished tasks by name; those of later steps override earlier ones."""
         stored_artifacts: dict[str, Any] = pickle.loads(self.ask(READ_ARTIFACTS, f"{flow}/{self.run_id}"))  # noqa: S301
         return stored_artifacts
 
     def ask(self, program: str, *arguments: str) -> bytes:
-        """What a program that uses Metaflow's client prints, run as the user that launched."""
+        """Run a program that uses the Metaflow client as the launching user; return its output."""
         command = [sys.executable, "-c", program, *arguments]
         process = self.lab.hub.popen(command, self.environment, cwd=self.home, stdout=subprocess.PIPE)
         output, _ = process.communicate(timeout=300)

@@ -1,4 +1,4 @@
-"""What AWS Batch does to a run: it goes on, or ends soon and says why in a line; no job is left unnamed.
+"""Faults on AWS Batch: a run resumes, or ends soon with one line that names the reason and the job.
 
 The limits are for a machine that does ten other things: what matters is that there is an end at all.
 """
@@ -38,7 +38,7 @@ def small(lab: Lab, home: Path, *arguments: str, **environment: str) -> Client:
 
 
 def waiting(run: Client) -> None:
-    """Until all nodes of its step are at work."""
+    """Wait until all nodes of the step are running."""
 
     def working() -> bool:
         pods = [pod for job in run.jobs("work") for pod in job.pods]
@@ -69,7 +69,7 @@ def test_short_task_ids_reach_all_nodes_and_an_oom_killed_container_is_retried(
 
 @dataclass(frozen=True, kw_only=True)
 class Interrupted:
-    """A run whose training job lost machines; it was stopped once it had trained to the end."""
+    """A run whose training job lost machines and that was stopped after training finished."""
 
     run: Client
     nodes: tuple[int, ...]  # whose machines were lost, one after the other
@@ -79,7 +79,7 @@ class Interrupted:
 
 @pytest.fixture(scope="module")
 def interrupted(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Interrupted:
-    """Lose the machine of node 0, then that of node 1. Ranks don't train (tests.lab.small_engine)."""
+    """Run a flow that loses the machine of node 0, then that of node 1. Ranks use tests.lab.small_engine."""
     nodes = (0, 1)
     home = tmp_path_factory.mktemp("interrupted")
     data = write_sums(home / "sums.jsonl")
@@ -151,7 +151,7 @@ def test_a_lost_container_gives_a_checklist_verdict_that_blames_no_node(lab: Lab
 
 
 def _measured(lab: Lab, run: Client) -> bool:
-    """Whether node 0 of a checklist has kept something."""
+    """Return whether node 0 of a checklist has stored measurements."""
     return run.has_begun and bool(lab.store.keys_below(f"metaflow/ChecklistFlow/finetune/runs/{run.run_id}/"))
 
 

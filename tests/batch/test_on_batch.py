@@ -1,4 +1,4 @@
-"""The flows through Metaflow's real client on AWS Batch's interface, each container's command executed.
+"""The flows through the real Metaflow client on the interface of AWS Batch; container commands are executed.
 
 What a container has is the code package alone: its Python cannot import this project.
 """

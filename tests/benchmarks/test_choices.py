@@ -1,4 +1,4 @@
-"""Sixty plans beside what practitioners do: each difference has its reason, and the page is current."""
+"""Sixty plans compared with published setups: each difference has a reason, and the page is current."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""examples/: each command of its README works as printed, from any folder, with data that ships."""
+"""examples/: each command of its README works as printed, from any folder, with the shipped data."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ ROOT = FOLDER.parent
 
 
 def command_of(path: Path) -> list[str]:
-    """Words of the command in the README's row of ``path``."""
+    """Return the arguments of the command in the README row of ``path``."""
     (line,) = (line for line in README.read_text().splitlines() if line.startswith(f"| [{path.name}]"))
     return shlex.split(line.split("`")[-2])
 
 
 def check_command(check_words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plan what the command would run, with machines of the catalogue; UserError if it is refused."""
+    """Plan the command with the machines of the catalog; raises UserError if it is refused."""
     if check_words[0] == "sbatch":
         file = Path(check_words[check_words.index("--settings") + 1])
         values = scheduler._settings(file, ()).model_dump(mode="json")

@@ -1,4 +1,4 @@
-"""The table over nights: its formatting, and the case of a replaced machine."""
+"""The table of nightly runs: formatting, and the case of a replaced machine."""
 
 from __future__ import annotations
 

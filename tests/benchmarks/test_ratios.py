@@ -1,4 +1,4 @@
-"""Our bandwidth beside a bare loop's: what the ratio sees, and what it does not take for a difference."""
+"""Bandwidth relative to a bare loop: sensitivity of the ratio to overhead, and robustness to noise."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from benchmarks import ratios
 
 
 def turns(cost: float, *, count: int = 400, seed: int = 0) -> ratios.Turns:
-    """Times that drift by a factor of four and scatter by 20 %; ours cost ``cost`` more."""
+    """Return times that drift by a factor of four and vary by 20 %; ours take ``cost`` more."""
     random = np.random.default_rng(seed)
     drift = 4 ** (np.arange(count) / count)
     bare, ours = (drift * random.lognormal(0, 0.2, count) * 1e-3 for _ in range(2))

@@ -1,4 +1,4 @@
-"""A gang's channel and records are measured at any size; the page has each figure."""
+"""Benchmarks of a gang's channel and records at any size; the page shows each value."""
 
 from __future__ import annotations
 

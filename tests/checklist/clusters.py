@@ -1,4 +1,4 @@
-"""A cluster with known faults, and what its pairs would measure."""
+"""Simulated clusters with known faults, and the measurements of their pairs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from checklist.round_robin import Pairs, schedule
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """GB/s of one network card, and the shares of it that slow sides and links still have."""
+    """Rate of one network card in GB/s, and the remaining share of slow nodes and links."""
 
     nodes: int
     speed: float = 24.0
@@ -46,7 +46,7 @@ class Cluster:
         return Pair(src=src, dst=dst, round=number, gbytes_per_s=value, alone=alone, rails=rails)
 
     def first_pass(self, seed: int = 0, crowded: float = 1.0) -> tuple[Pair, ...]:
-        """``crowded``: the share that is left of pairs between an even and an odd node."""
+        """``crowded``: remaining share of pairs between an even and an odd node."""
         noise = np.random.default_rng(seed)
         sent_pairs = []
         for number, pairs in enumerate(schedule(self.nodes)):
@@ -62,7 +62,7 @@ class Cluster:
 
 
 class Measured:
-    """A simulated cluster that is measured as a run does; ``rack``: its uplink carries two pairs at once."""
+    """Measurement of a simulated cluster; ``rack``: its uplink carries two pairs at once."""
 
     def __init__(self, cluster: Cluster, rack: range | None = None) -> None:
         self.cluster, self.rack = cluster, rack

@@ -1,4 +1,4 @@
-"""Measurements as a run makes them: healthy ones, to be spoilt by a test."""
+"""Measurements of healthy simulated runs, to be modified by tests."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ def mesh(
 def opened(
     nodes: int, blocked: Mapping[tuple[int, int], Collection[int]] | None = None
 ) -> tuple[OpenPorts, ...]:
-    """What the two nodes that follow each have tried of its ports, some of which are blocked on some ways."""
+    """Ports that each node found open on the next two nodes; ``blocked`` on some paths."""
     tried = tuple(range(33_650, 61_000, 1_764))
     return tuple(
         OpenPorts(
@@ -236,7 +236,7 @@ def opened(
 
 
 def with_pairs(run: Measurements, cluster: Cluster, *, again: bool = True) -> Measurements:
-    """That run on that cluster's network, with the second pass."""
+    """Return the run with the pair measurements of that cluster, including the second pass."""
     from checklist.analysis.diagnosis import PASSES, diagnose
 
     pairs = cluster.first_pass()
@@ -247,7 +247,7 @@ def with_pairs(run: Measurements, cluster: Cluster, *, again: bool = True) -> Me
 
 
 def spoil(run: Measurements, rank: int, **changes: Any) -> Measurements:
-    """That run with one rank's facts changed."""
+    """Return the run with the facts of one rank changed."""
     reported = tuple(
         dataclasses.replace(fact, **changes) if fact.rank == rank else fact for fact in run.facts
     )
@@ -255,12 +255,12 @@ def spoil(run: Measurements, rank: int, **changes: Any) -> Measurements:
 
 
 def all_with(run: Measurements, **changes: Any) -> Measurements:
-    """That run with the facts of all ranks changed."""
+    """Return the run with the facts of all ranks changed."""
     return dataclasses.replace(run, facts=tuple(dataclasses.replace(fact, **changes) for fact in run.facts))
 
 
 def with_states(run: Measurements, ranks: Collection[int], when: str, **changes: Any) -> Measurements:
-    """That run with what some GPUs report at that time changed."""
+    """Return the run with the health reports of some GPUs at that time changed."""
     health = tuple(
         dataclasses.replace(state, **changes) if state.rank in ranks and state.when == when else state
         for state in run.health
@@ -269,7 +269,7 @@ def with_states(run: Measurements, ranks: Collection[int], when: str, **changes:
 
 
 def with_health(run: Measurements, rank: int, **changes: Any) -> Measurements:
-    """That run with 18 NVLinks and 16 lanes for every GPU, but for what one says after the load."""
+    """Return the run with 18 NVLinks and 16 PCIe lanes per GPU, except for one GPU after the load."""
     usual = tuple(dataclasses.replace(state, nvlinks_active=18, pcie_width=16) for state in run.health)
     return with_states(dataclasses.replace(run, health=usual), (rank,), "after", **changes)
 
@@ -277,7 +277,7 @@ def with_health(run: Measurements, rank: int, **changes: Any) -> Measurements:
 def with_share(
     run: Measurements, share: float, ranks: Collection[int] | None = None, measurement: str | None = None
 ) -> Measurements:
-    """That run with the figures of some ranks (None: all) and of one kind at a share of what they were."""
+    """Return the run with measurements of one kind scaled by a share, for some ranks or all (None)."""
     figures = tuple(
         dataclasses.replace(local, value=(local.value or 0.0) * share)
         if (ranks is None or local.rank in ranks) and measurement in (None, local.what)
@@ -288,7 +288,7 @@ def with_share(
 
 
 def past_of(result: Result, runs: int = 3, **changes: Any) -> list[Record]:
-    """The records of a result, as if it had been made several times."""
+    """Return the records of a result as if it had been repeated."""
     return [
         dataclasses.replace(record, unix=record.unix + number, **changes)
         for record in result.records
@@ -297,7 +297,7 @@ def past_of(result: Result, runs: int = 3, **changes: Any) -> list[Record]:
 
 
 def codes(run: Measurements, **changes: Any) -> dict[str, str]:
-    """The findings of a run: code to verdict."""
+    """Return the findings of a run: code to verdict."""
     return {finding.code: finding.verdict for finding in judge(run, **changes).findings}
 
 

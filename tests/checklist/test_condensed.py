@@ -1,4 +1,4 @@
-"""The result of a large run: as small as it must be, with all that was found."""
+"""The condensed result of a large run keeps all findings."""
 
 from __future__ import annotations
 

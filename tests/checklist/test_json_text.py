@@ -1,4 +1,4 @@
-"""Records as JSON text: a line for each simple record, nothing that is the default."""
+"""Records as JSON text: one line per flat record, without default values."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def checklist(*arguments: str, **variables: str) -> subprocess.CompletedProcess[
 
 
 def of_this_run(marker: str) -> list[int]:
-    """Living processes that have the marker in their environment."""
+    """Return living processes with the marker in their environment."""
     lines_of_run = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():

@@ -1,4 +1,4 @@
-"""A run on one machine says what it is a PASS of, and what to run next."""
+"""A run on one machine states the limits of its PASS and the next command."""
 
 from __future__ import annotations
 

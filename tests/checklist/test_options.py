@@ -1,4 +1,4 @@
-"""What cannot be is refused in two lines, before anything is measured."""
+"""Impossible options are refused in two lines before measuring."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_deeper_profile_runs_more_phases_with_longer_limits() -> None:
 
 
 def test_equal_options_are_pickled_to_the_same_bytes_in_every_process() -> None:
-    """Metaflow compares what the tasks of several nodes have by that."""
+    """Metaflow compares the pickled values of several nodes."""
     code = (
         "import pickle, sys; from checklist.options import Options;"
         "options = Options(nodes=3, only='mesh,pairs', device='cpu', directory='work', seed=4, timeout=5);"

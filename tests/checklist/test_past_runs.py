@@ -1,4 +1,4 @@
-"""What earlier runs leave: kept whole, read back, and a failure stays open until a later pass clears it."""
+"""History of earlier runs: stored, read back, and failures stay open until a later pass clears them."""
 
 from __future__ import annotations
 

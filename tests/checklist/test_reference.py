@@ -1,4 +1,4 @@
-"""A kept result as what settings should be."""
+"""A stored result as the reference for settings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OTHER = {**SETTINGS, "CPU governor": "powersave"}
 
 
 def write_result(folder: Path, nodes: int = 4, odd: int = 0) -> Path:
-    """A result in which one node is set up otherwise."""
+    """Write a result in which one node has different settings."""
     file = folder / "result.json"
     result.write(judge(spoil(gpu_run(nodes), 8 * odd, settings=OTHER)), file)
     return file

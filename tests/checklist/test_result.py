@@ -1,4 +1,4 @@
-"""result.json: versioned, both ways, and as its schema says."""
+"""result.json: versioned, read back without loss, and valid by its schema."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Everybody meets everybody, nobody is in two pairs at once."""
+"""The schedule of pairs: every pair occurs, and no node is in two pairs at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nodes that are looked at first."""
+"""Suspects of earlier runs that are measured first."""
 
 from __future__ import annotations
 

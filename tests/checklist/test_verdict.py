@@ -1,4 +1,4 @@
-"""Measurements in, verdicts out: no PASS for what was not measured, and what clears an earlier failure."""
+"""Verdicts from measurements: unmeasured checks do not pass, and rules for clearing earlier failures."""
 
 from __future__ import annotations
 

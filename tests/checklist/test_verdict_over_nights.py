@@ -1,4 +1,4 @@
-"""Thirty nights, each judged with what the ones before it have left: what is said each night."""
+"""Thirty nights, each judged with the history of the nights before."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NIGHTS = 30
 def nights_of(
     place: Path, change: Callable[[int], Measurements], count: int = 8, accept: int | None = None
 ) -> list[Result]:
-    """Judge each night's run by a file's history of the nights before, without thresholds."""
+    """Judge the run of each night by the history of the nights before, without thresholds."""
     results = []
     for night in range(count):
         past = past_runs.read(place)
@@ -41,7 +41,7 @@ def nights_of(
 def nights(
     place: Path, share: Callable[[int], float], *, late_clock: bool = False, accept: int | None = None
 ) -> list[Result]:
-    """Thirty nights, with all GPUs at that share of what they had in the first."""
+    """Simulate thirty nights with all GPUs at a share of their first measurement."""
 
     def change(night: int) -> Measurements:
         run = with_share(gpu_run(), share(night))
@@ -88,7 +88,7 @@ def test_a_gpu_at_a_new_steady_level_gets_it_as_its_baseline(tmp_path: Path) -> 
 
 
 def verdict_letters(results: list[Result]) -> str:
-    """Of each night, the first letter of what is said of the matrix products."""
+    """Return the first letter of the verdict on matrix products for each night."""
     return "".join(verdict_of(result, "gemm")[0] for result in results)
 
 
@@ -129,7 +129,7 @@ def test_a_change_of_fifteen_percent_fails_until_it_is_accepted(tmp_path: Path) 
 
 
 def test_a_node_whose_network_drops_to_85_percent_of_its_history_gives_a_warning(tmp_path: Path) -> None:
-    """It had a faster card than the others, so beside them it looks as well as they do."""
+    """Its network card was faster than others, so compared with peers it still looks healthy."""
 
     def change(night: int) -> Measurements:
         best = 54 if night < 6 else 54 * 0.85

@@ -1,4 +1,4 @@
-"""Runs the small flows beside this file as a user would, each in a folder of its own."""
+"""Runs of the small flows in flows/ as a user starts them, each in its own folder."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ with open(sys.argv[1], "wb") as file:
 
 @dataclass
 class Home:
-    """A folder with a local datastore of its own."""
+    """A folder with its own local datastore."""
 
     path: Path
     warm: WarmPython | None = None  # runs the flows instead of a new Python
@@ -69,7 +69,7 @@ class Home:
         )
 
     def start(self, flow: str, *arguments: str, **environment: str) -> subprocess.Popen[bytes]:
-        """Start a flow in a process group of its own; its output goes to ``output.txt``."""
+        """Start a flow in its own process group; its output goes to ``output.txt``."""
         with (self.path / "output.txt").open("wb") as output:
             return subprocess.Popen(
                 [sys.executable, str(FLOWS / flow), *arguments],
@@ -81,7 +81,7 @@ class Home:
             )
 
     def artifacts(self, flow: str, step: str, *names: str) -> dict[str, Any]:
-        """Artifacts of the latest run's step."""
+        """Return artifacts of a step of the latest run."""
         script, file = self.path / "read_artifacts.py", self.path / "artifacts.pickle"
         script.write_text(_READ)
         done = self._run(str(script), str(file), flow, step, *names)
@@ -100,7 +100,7 @@ def home(tmp_path: Path) -> Home:
 
 
 def wait_until(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
-    """The first true answer; fails the test when there is none in time."""
+    """Return the first true value of a condition; fails the test after the time limit."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         answer = condition()

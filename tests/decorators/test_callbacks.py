@@ -1,4 +1,4 @@
-"""Callbacks of other trainers, in short trainings."""
+"""Callbacks for other trainers, in short training runs."""
 
 from __future__ import annotations
 

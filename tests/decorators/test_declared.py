@@ -1,4 +1,4 @@
-"""A step that is planned by the arguments of its decorator."""
+"""A step planned from the arguments of its decorator."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ WORKSTATION = Machine(
 
 @pytest.fixture
 def workstation(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Plan for a machine with two H100, without measurements of earlier runs."""
+    """Plan for a machine with two H100 without measurements of earlier runs."""
     monkeypatch.setattr(local_machine, "detect", lambda: WORKSTATION)
     monkeypatch.setenv("FINETUNE_CALIBRATION", str(tmp_path / "calibration.jsonl"))
 

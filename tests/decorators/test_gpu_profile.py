@@ -31,7 +31,7 @@ BUSY_S = 60.0  # a few seconds, where nothing else runs; some tests at once make
 
 @pytest.fixture(scope="module")
 def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmPython]:
-    """A Python that has imported Metaflow, the decorator and what both import for a run."""
+    """A Python process that has imported Metaflow, the decorator and their dependencies."""
     home = Home(tmp_path_factory.mktemp("warm"))
     modules = ("metaflow.cli", "metaflow.runtime", "decorators.gpu_profile")
     with WarmPython(*modules, environment=home.environment(), folder=home.path) as started:
@@ -219,7 +219,7 @@ def test_tasks_end_if_their_parent_process_is_killed(home: Home, victim: str) ->
 
 
 def _alive(home: Home) -> list[int]:
-    """Processes that work in the home's folder."""
+    """Return processes that work in the folder."""
     return [process.pid for process in psutil.process_iter() if _works_in(process, home.path)]
 
 

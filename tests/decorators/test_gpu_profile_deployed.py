@@ -1,4 +1,4 @@
-"""What a deployed flow asks of its cluster: an Argo workflow, compiled against an S3 of this machine."""
+"""Requests of a deployed flow: an Argo workflow, compiled with a local S3."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROLE = "arn:aws:iam::123456789012:role/any"
 def compiled(
     home: Home, address: str, flow: str, *arguments: str, **environment: str
 ) -> tuple[dict[str, Any], str]:
-    """A deployment's definition, and what was said on standard error."""
+    """Return the definition of a deployment, and its standard error."""
     _client("s3", address).create_bucket(Bucket="deployed")
     done = home.run(
         flow,

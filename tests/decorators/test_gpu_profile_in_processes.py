@@ -1,4 +1,4 @@
-"""What the decorator does in each of the processes that load a flow."""
+"""Behavior of the decorator in each process that loads a flow."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _refuse(parameters: dict[str, Any], backend: str) -> Plan:
 
 
 def _decorators(monkeypatch: pytest.MonkeyPatch, command: str) -> dict[str, dict[str, Any]]:
-    """A step's decorators, by name, after the mutator has run under a command."""
+    """Return the decorators of a step by name, after the mutator has run under a command."""
 
     class OneFlow(FlowSpec):  # type: ignore[misc]
         @gpu_profile(plan=_refuse)

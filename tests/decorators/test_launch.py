@@ -1,4 +1,4 @@
-"""What the mutators of steps do alike: ask once, find the deciding step, refuse what cannot be."""
+"""Common behavior of step mutators: calls, the deciding step, and refusals."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ REQUEST = planned("llama-70b", "full", "H100", 4).request
 
 
 class Flow:
-    """Steps in their order, each with the roles of its mutators."""
+    """Steps in order, each with the roles of its mutators."""
 
     def __init__(self, *roles: str, parallel: bool = False) -> None:
         self._steps = [self._step(role, parallel) for role in roles]

@@ -1,4 +1,4 @@
-"""What a flow without a plan writes into its steps' decorators."""
+"""Values that a flow without a plan writes into the decorators of its steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The user's own scripts, run in all processes of a step."""
+"""Scripts of the user, run in all processes of a step."""
 
 from __future__ import annotations
 

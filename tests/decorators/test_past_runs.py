@@ -1,4 +1,4 @@
-"""Earlier runs are read in time, and those that ended before the step in question are passed over."""
+"""Earlier runs are read within a time limit, and unfinished ones are ignored."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _user(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Task:
-    """A task of Metaflow's client, as far as it is asked."""
+    """The attributes of a task of the Metaflow client that are used."""
 
     def __init__(self, *artifacts: str, finished: bool = True) -> None:
         self.finished = finished
@@ -64,7 +64,7 @@ def test_a_hanging_reader_is_abandoned_at_its_time_limit_and_notified() -> None:
 
 
 def noted(*entries: tuple[str, str, int]) -> Any:
-    """A task of whose attempts this is noted: (name, value, milliseconds)."""
+    """A task with these metadata of its attempts: (name, value, milliseconds)."""
     items = [SimpleNamespace(name=name, value=value, created_at=at) for name, value, at in entries]
     return SimpleNamespace(metadata=items)
 

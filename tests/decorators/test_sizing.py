@@ -1,4 +1,4 @@
-"""Steps without a plan: declared sizes, and sizes from history."""
+"""Steps without a plan: declared sizes, and sizes recommended from history."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ GIB = 2**30
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
-    """A folder whose flows share a Python that has imported Metaflow and the decorator."""
+    """A folder whose flows share a Python process that has imported Metaflow and the decorator."""
     home = Home(tmp_path_factory.mktemp("sized"))
     (home.path / ".metaflow").mkdir()
     modules = ("metaflow.cli", "metaflow.runtime", "decorators.gpu_profile", "decorators.sizing")

@@ -1,4 +1,4 @@
-"""The run's datastore as a store of bundles: here, in S3 (moto), in Google's (emulated), elsewhere."""
+"""The datastore of a run as a store of bundles: local, S3 (moto), and Google Cloud Storage (emulated)."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def s3() -> Iterator[str]:
 
 
 class OtherKind(MetaflowLocal):  # type: ignore[misc]
-    """Stands for Azure's and what may come: Metaflow's interface, of which nothing but that is known."""
+    """A datastore of another kind with nothing but the interface of Metaflow."""
 
     TYPE = "other"
 
@@ -74,7 +74,7 @@ def _s3_storage(address: str, monkeypatch: pytest.MonkeyPatch) -> MetaflowStorag
 
 @pytest.fixture(scope="module")
 def google() -> Iterator[Any]:
-    """A client of Google's storage, with a bucket, on this machine."""
+    """A client of a local Google Cloud Storage emulator, with a bucket."""
     emulator = pytest.importorskip("gcp_storage_emulator.server", reason="needs gcp-storage-emulator")
     cloud = pytest.importorskip("google.cloud.storage", reason="needs google-cloud-storage")
     from google.auth.credentials import AnonymousCredentials

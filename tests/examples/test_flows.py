@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def home(tmp_path: Path) -> Home:
-    """A folder with a datastore of its own, a tiny model and texts."""
+    """A folder with its own datastore, a tiny model and texts."""
     (tmp_path / ".metaflow").mkdir()
     tiny_llama.make(tmp_path / "tiny", config={**tiny_llama.CONFIG, "num_hidden_layers": 1})
     texts = [{"text": f"Ticket {number}: the printer does not print."} for number in range(64)]
@@ -32,7 +32,7 @@ def run(home: Home, flow: str, *arguments: str) -> str:
 
 
 def greedy_answers(folder: Path, prompts: list[str]) -> list[str]:
-    """The answers in the chat template, one prompt at a time."""
+    """Generate greedy answers with the chat template, one prompt at a time."""
     from launchers.inference import finished
     from launchers.inference.conversation import Conversation, Sampling, load_finetuned
 

@@ -1,4 +1,4 @@
-"""The checklist's options as the flow has them, with some of them given."""
+"""Options of the checklist flow, with some of them set."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs the flow as a user does, in a folder of its own, and reads the artifacts back."""
+"""Runs of a flow as a user starts them, each in its own folder, and their artifacts."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ pickle.dump(found, sys.stdout.buffer)
 
 @dataclass
 class FlowRun:
-    """A run of a flow that has ended."""
+    """A finished run of a flow."""
 
     home: Path
     environment: dict[str, str]
@@ -69,12 +69,12 @@ class FlowRun:
 
     @property
     def text(self) -> str:
-        """The output without Metaflow's prefixes and line breaks."""
+        """The output without Metaflow prefixes and line breaks."""
         lines = (re.sub(r"^\S+ \S+ \[[^]]*\] ", "", line) for line in self.output.splitlines())
         return " ".join(" ".join(lines).split())
 
     def artifacts(self, flow: str = "FinetuneFlow") -> dict[str, Any]:
-        """Read all artifacts of the finished tasks by name; a later step's win."""
+        """Read all artifacts of finished tasks by name; later steps override earlier ones."""
         return read_artifacts(self.home, self.environment, f"{flow}/{self.run_id}")
 
     def card(self, flow: Path, step: str, card_id: str) -> str:
@@ -83,7 +83,7 @@ class FlowRun:
 
 
 def read_artifacts(home: Path, environment: dict[str, str], run: str) -> dict[str, Any]:
-    """Read all artifacts of a run's finished tasks by name, with Metaflow's client; a later step's win."""
+    """Read artifacts of finished tasks by name, with the Metaflow client; later steps take precedence."""
     read = subprocess.run(
         [sys.executable, "-c", READ_ARTIFACTS, run],
         cwd=home,
@@ -111,14 +111,14 @@ def read_card(home: Path, environment: dict[str, str], flow: Path, task: str, ca
 
 
 def content_of_card(page: str) -> str:
-    """Decode what the page of a card shows."""
+    """Decode the content of a card page."""
     data = re.search(r'__MF_DATA__\["[^"]*"\] = "([^"]+)"', page)
     assert data is not None, page[:1000]
     return base64.b64decode(data[1]).decode()
 
 
 def environment(home: Path, **variables: str) -> dict[str, str]:
-    """A user's environment whose every folder lies below ``home``; nothing is fetched from a hub."""
+    """Return a user's environment with every folder below ``home``; downloads are disabled."""
     inherited = {key: os.environ[key] for key in ("PATH", "HOME", "LANG", "TMPDIR") if key in os.environ}
     return inherited | {
         "METAFLOW_USER": "tester",
@@ -231,7 +231,7 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str
 
 
 def left_behind(home: Path, wait_s: float = 15) -> list[psutil.Process]:
-    """Processes that still carry this test's work folder in their environment."""
+    """Return processes that still have the work folder of this test in their environment."""
     deadline = time.monotonic() + wait_s
     while True:
         processes = [p for p in psutil.process_iter() if p.pid != os.getpid() and _belongs(p, home)]

@@ -1,4 +1,4 @@
-"""Runs of the flow that are hurt on purpose: who runs where, at which moment, and how it ends."""
+"""Runs with injected faults: which process, at which moment, and the outcome."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ pickle.dump(found, sys.stdout.buffer)
 
 @dataclass
 class Node:
-    """One node's training task that is alive, by its work folder."""
+    """A running training task of one node, identified by its work folder."""
 
     folder: Path
     task_pid: int
@@ -62,7 +62,7 @@ class Node:
         return None
 
     def step(self) -> int:
-        """The last step that a rank of this node has made in this attempt."""
+        """Return the last step of a rank of this node in this attempt."""
         steps = [0]
         for path in (self.folder / "node" / "telemetry").glob("rank-*.jsonl"):
             for line in path.read_text().splitlines():
@@ -81,7 +81,7 @@ class Node:
 
 @dataclass
 class Ended:
-    """What a fault has led to."""
+    """The outcome of a fault."""
 
     committed: int  # the newest whole checkpoint's step when it struck
     seconds: float  # until every process that it should end had ended
@@ -89,7 +89,7 @@ class Ended:
 
 
 class Flow:
-    """One run of the flow in ``home``; several, one after the other, share the datastore there."""
+    """Runs of the flow in ``home`` that share a datastore."""
 
     def __init__(self, home: Path, *arguments: str, nodes: int, **variables: str) -> None:
         self.home, self.nodes = home, nodes
@@ -108,7 +108,7 @@ class Flow:
         return (self.home / "run_id").read_text()
 
     def outcome(self) -> dict[str, Any]:
-        """Metrics and the step gone on from, of the training that has ended well."""
+        """Return metrics and the checkpoint step from which the finished training resumed."""
         read = subprocess.run(
             [sys.executable, "-c", READ_OUTCOME, f"FinetuneFlow/{self.run_id}"],
             cwd=self.home,
@@ -123,13 +123,13 @@ class Flow:
         return [(row["step"], row["loss"]) for row in self.outcome()["metrics"]]
 
     def went_on_from(self) -> list[int]:
-        """For each attempt of the training, the step of the checkpoint that it went on from; 0: none."""
+        """Return for each attempt the step of the checkpoint from which it resumed, or 0."""
         attempts = self.log.partition("/train")[2].split("Task is starting (retry)")
         steps_found = [re.search(r"from the checkpoint of step (\d+)", attempt) for attempt in attempts]
         return [int(match[1]) if match else 0 for match in steps_found]
 
     def node(self, number: int) -> Node | None:
-        """The training task of a node, once its rank has started."""
+        """Wait for a rank of the node and return its training task."""
         work = Path(self._environment["FINETUNE_WORK_DIR"])
         for folder in work.glob(f"*/{self._own_id()}-train-*"):
             with contextlib.suppress(OSError, ValueError, psutil.Error):
@@ -144,7 +144,7 @@ class Flow:
         return self.run_id if (self.home / "run_id").exists() else "none-yet"
 
     def committed(self) -> int:
-        """The step of this run's newest whole checkpoint; 0: there is none."""
+        """Return the step of the newest complete checkpoint of this run, or 0."""
         store = Path(self._environment["METAFLOW_DATASTORE_SYSROOT_LOCAL"]) / ".metaflow" / "FinetuneFlow"
         folders = store.glob(f"finetune/checkpoints/{self._own_id()}/*/step-*/checkpoint.json")
         return max((int(path.parent.name[5:13]) for path in folders), default=0)
@@ -164,7 +164,7 @@ class Flow:
             time.sleep(pause)
 
     def wait_until(self, moment: Moment, rank: int = 0) -> None:
-        """Wait for a moment of the attempt that is running or about to."""
+        """Wait for a moment of the current or next attempt."""
         node = self._all_there()[rank]
         start = self.committed()
         if moment == "in the middle":
@@ -184,7 +184,7 @@ class Flow:
         return matches
 
     def end(self, within: float = 400) -> int:
-        """The exit status of the run, which leaves no process behind."""
+        """Wait for the run and return its exit status; no process may be left."""
         try:
             code = self.process.wait(within)
         except subprocess.TimeoutExpired:
@@ -196,7 +196,7 @@ class Flow:
     # -- hurting ---------------------------------------------------------------------------------------
 
     def pid_of(self, who: Who, rank: int = 0) -> int:
-        """``rank`` is the number of the node, too: each has one rank."""
+        """``rank`` is also the number of the node: each node has one rank."""
         if who == "scheduler":
             return self.process.pid
         node = self.node(rank)
@@ -206,7 +206,7 @@ class Flow:
         return pid
 
     def kill(self, who: Who, moment: Moment, rank: int = 0, within: float = 180) -> Ended:
-        """kill -9 at a moment, then wait until the whole attempt (for the scheduler: the run) has ended."""
+        """Send kill -9 at a moment, then wait until the attempt (or run) has ended."""
         self._all_there()
         pid = self.pid_of(who, rank)
         doomed = [*self._belonging()]  # looked up first: it takes longer than a checkpoint
@@ -215,7 +215,7 @@ class Flow:
         return self._ending(doomed, who == "scheduler", within)
 
     def stop(self, how: Literal["Ctrl-C", "SIGINT", "SIGTERM"], within: float = 180) -> Ended:
-        """Tell the run to stop; a terminal's Ctrl-C goes to its tasks, too."""
+        """Interrupt the run; Ctrl-C of a terminal also reaches its tasks."""
         doomed = [*self._belonging()]
         if how == "Ctrl-C":
             os.killpg(self.process.pid, signal.SIGINT)
@@ -233,7 +233,7 @@ class Flow:
         return Ended(committed, time.monotonic() - began, [_name(process) for process in leftover])
 
     def _belonging(self) -> Iterator[psutil.Process]:
-        """All processes of the run but its scheduler, the sweepers of its tasks among them."""
+        """Return all processes of the run except its scheduler, including the cleaners of its tasks."""
         processes_of_run = [p for p in left_behind(self.home, wait_s=0) if p.pid != self.process.pid]
         yield from processes_of_run
         pids = {str(process.pid) for process in processes_of_run}

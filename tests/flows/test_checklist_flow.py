@@ -1,4 +1,4 @@
-"""The checklist flow as a user runs it: two nodes on this machine, the verdict, the past, what is refused."""
+"""The checklist flow as a user runs it: two local nodes, verdict, history, and refusals."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def first(home: Path) -> FlowRun:
 
 @pytest.fixture(scope="module")
 def failed(tmp_path_factory: pytest.TempPathFactory) -> FlowRun:
-    """A run whose own thresholds no machine can reach."""
+    """A run whose thresholds no machine can reach."""
     folder = tmp_path_factory.mktemp("failed")
     (folder / "thresholds.csv").write_text(FLOOR)
     checks = ("--only", "ranks,gemm", "--thresholds", "thresholds.csv", "--system", "here")
@@ -171,7 +171,7 @@ def _until(condition: Callable[[], Any]) -> Any:
 
 
 def _supervisor(home: Path, node: int) -> int:
-    """The process that looks after that node's ranks, once they have told who they are."""
+    """Return the supervisor of the ranks of that node, once they have joined."""
     deadline = time.monotonic() + BUSY_SECONDS / 2
     while time.monotonic() < deadline:
         reported = [Progress(file).read().operation for file in home.glob(f"work/*/*/rank{node}.progress")]
@@ -193,7 +193,7 @@ def _looks_after(process: psutil.Process, home: Path, node: int) -> bool:
 
 @pytest.fixture(scope="module")
 def launch(home: Path) -> Iterator[Callable[..., FlowRun]]:
-    """``launch("run", "--help")``: the flow's command line, which ends before it starts a task."""
+    """``launch("run", "--help")``: run the command line of the flow, which ends before starting a task."""
     variables = environment(home, AWS_EC2_METADATA_DISABLED="true")
     with WarmPython("flows.cluster_check.steps", environment=variables, folder=home) as warm:
 

@@ -1,4 +1,4 @@
-"""The nightly checklist: an Argo workflow, compiled against an S3 of this machine."""
+"""The nightly checklist: an Argo workflow, compiled with a local S3."""
 
 from __future__ import annotations
 

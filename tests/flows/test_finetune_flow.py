@@ -62,7 +62,7 @@ def test_a_run_learns_and_exports_a_model_that_transformers_loads(
 
 
 def assert_generates(run: FlowRun, model: Path) -> None:
-    """transformers, for an adapter with PEFT, answers with what lies in the folder."""
+    """Check that transformers (with PEFT for an adapter) generates from the folder."""
     generated = subprocess.run(
         [sys.executable, "-c", GENERATE, str(model)],
         env=run.environment,

@@ -1,4 +1,4 @@
-"""A user's mistakes: each one clear line and what to do, before a GPU is asked for; never a traceback."""
+"""User errors: one clear line and advice before a GPU is requested, never a traceback."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ON_AN_A100 = ("--with", "kubernetes", "--from-catalogue", "--gpu", "A100-80GB", 
 
 @pytest.fixture(scope="module")
 def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmPython]:
-    """A Python that has imported Metaflow and what plans a run, but nothing that trains."""
+    """A Python process that has imported Metaflow and the planning modules, but no training package."""
     home = tmp_path_factory.mktemp("warm")
     with WarmPython("flows.finetune.steps", environment=environment(home), folder=home) as started:
         yield started
@@ -28,7 +28,7 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmPython]:
 
 @pytest.fixture
 def launch(warm: WarmPython, tmp_path: Path) -> Callable[..., FlowRun]:
-    """``launch("run", "--nodes", "0")``: the flow's command line, which ends before it starts a task."""
+    """``launch("run", "--nodes", "0")``: run the command line of the flow, which ends before any task."""
 
     def run(*arguments: str) -> FlowRun:
         variables = environment(tmp_path)

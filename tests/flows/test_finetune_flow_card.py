@@ -1,4 +1,4 @@
-"""What a run leaves for people: its card, and settings from which it can be repeated."""
+"""The card of a run, and settings from which the run can be repeated."""
 
 from __future__ import annotations
 

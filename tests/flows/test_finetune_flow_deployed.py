@@ -1,4 +1,4 @@
-"""What finetune_flow.py and finetune_linear_flow.py ask for when they are deployed, field by field."""
+"""Requests of deployed finetune_flow.py and finetune_linear_flow.py, field by field."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def home(tmp_path: Path) -> Home:
 
 @pytest.fixture(scope="module")
 def queue(s3: str) -> str:
-    """The S3 of this machine, which is Batch too, with the queue that the flow is deployed to."""
+    """A local S3 that also serves Batch, with the queue to which the flow is deployed."""
     _make_queue(s3)
     return s3
 
@@ -57,14 +57,14 @@ def settings(model: str, gpu: str, **overrides: object) -> tuple[str, ...]:
 
 
 def jobset_of(template: dict[str, Any]) -> dict[str, Any]:
-    """The JobSet that a step on several nodes becomes; Argo's expressions in it are numbers of nodes."""
+    """Return the JobSet of a multi-node step; Argo expressions in it are numbers of nodes."""
     text = re.sub(r"\{\{[^}]*\}\}", "1", template["resource"]["manifest"])
     workflow: dict[str, Any] = yaml.safe_load(text)
     return workflow
 
 
 def check_pod(pod: dict[str, Any], plan: Plan, cores: int, efa: int, provider: str | None) -> None:
-    """All that a training pod asks for."""
+    """Check all requests of a training pod."""
     container = pod["containers"][0]
     limits, requests = container["resources"]["limits"], container["resources"]["requests"]
     request = plan.request
@@ -84,7 +84,7 @@ def check_pod(pod: dict[str, Any], plan: Plan, cores: int, efa: int, provider: s
 
 
 def lost(after_s: float, **environment: str) -> Ending:
-    """A pod that the cluster takes away: evicted, on a spot machine that is reclaimed, on a lost node."""
+    """Return a pod taken away by the cluster: evicted, on a reclaimed spot machine, on a lost node."""
     return Ending(after_s=after_s, **environment)
 
 
@@ -99,7 +99,7 @@ RECLAIMS = [
 
 
 def check_retries(steps: dict[str, dict[str, Any]]) -> None:
-    """What becomes of compiled steps when they fail and when the cluster takes them away."""
+    """Check retries of compiled steps after failures and disruptions."""
     tasks = {name: step for name, step in steps.items() if "container" in step or "resource" in step}
     tasks.pop("error-msg-capture-hook")  # Metaflow's own, after the end
     assert {"start", "prepare", "train", "train-nodes", "evaluate", "export", "gather", "end"} <= set(tasks)
@@ -121,7 +121,7 @@ def check_retries(steps: dict[str, dict[str, Any]]) -> None:
 
 
 def check_jobset_retries(step: dict[str, Any]) -> None:
-    """A user's error on one node reaches Argo by the JobSet's reason; a JobSet of an older attempt goes."""
+    """Check that a user error reaches Argo by the JobSet reason and that older JobSets are removed."""
     jobset = jobset_of(step)["spec"]
     (rule,) = jobset["failurePolicy"]["rules"]
     assert (rule["action"], rule["onJobFailureReasons"]) == ("FailJobSet", ["PodFailurePolicy"])
@@ -202,7 +202,7 @@ def test_on_step_functions_every_field_of_the_training_step_matches_the_plan(hom
 
 
 def variable_of_script(address: str, command: list[str], name: str) -> str:
-    """A variable as the script sets it that a job's command fetches from S3."""
+    """Return a variable set by the script that the command of a job fetches from S3."""
     bucket, key = re.findall(r'download_file\("([^"]+)", "([^"]+)"', command[-1])[0]
     script = _client("s3", address).get_object(Bucket=bucket, Key=key)["Body"].read().decode()
     exports = "".join(re.findall(r"export \w+=\$\(echo [^)]*\) && ", script))
@@ -211,7 +211,7 @@ def variable_of_script(address: str, command: list[str], name: str) -> str:
 
 
 def check_batch_retries(state: dict[str, Any]) -> None:
-    """What AWS Batch does after a lost machine, a failure of the step's code and a user error."""
+    """Check what AWS Batch does after a lost machine, a failure and a user error."""
     strategy = state["Parameters"]["RetryStrategy"]
     spot = {"StatusReason": "Host EC2 (instance i-0a1b) terminated.", "Reason": "", "ExitCode": ""}
     failed = {"StatusReason": "Essential container in task exited", "Reason": "", "ExitCode": "1"}

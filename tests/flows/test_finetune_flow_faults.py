@@ -1,4 +1,4 @@
-"""A run that is hurt ends soon, leaves no process behind, and goes on from its last whole checkpoint.
+"""A run with a fault ends soon, leaves no process, and resumes from its last complete checkpoint.
 
 benchmarks/faults.py has every process and every moment; these are the cases that cover the most.
 """
@@ -44,7 +44,7 @@ def flow(tmp_path: Path) -> Iterator[NewFlow]:
 
 @pytest.fixture
 def undisturbed(finished_run: Callable[[str, str, int], FlowRun]) -> Callable[[int], Losses]:
-    """``undisturbed(2)``: the losses of a run of two nodes that nobody hurts."""
+    """``undisturbed(2)``: losses of a run of two nodes without faults."""
 
     def losses(nodes: int) -> Losses:
         rows = finished_run("torchtune", "full", nodes).artifacts()["metrics"]
@@ -54,7 +54,7 @@ def undisturbed(finished_run: Callable[[str, str, int], FlowRun]) -> Callable[[i
 
 
 def check_ended(run: Flow, ended: Ended) -> None:
-    """All processes that were to end have ended, soon."""
+    """Check that all expected processes have ended soon."""
     assert ended.left == [], run.log
     assert ended.seconds < END_S, run.log
 
@@ -90,7 +90,7 @@ def test_retries_after_a_killed_rank_and_a_killed_node_give_the_same_losses(
 
 @pytest.mark.nightly
 def test_resume_continues_after_a_killed_scheduler_ctrl_c_and_sigterm(flow: NewFlow, tmp_path: Path) -> None:
-    """Ranks that don't train (tests.lab.small_engine), but look at the checkpoint that they go on from."""
+    """Ranks do not train (tests.lab.small_engine), but verify the checkpoint that they resume from."""
     site = {"PYTHONPATH": str(small_engine.install(tmp_path / "site"))}
     run = flow("run", "--set=engine_options.step_s=1.0", nodes=2, **site)
     ended = run.kill("scheduler", "in the middle")
@@ -199,7 +199,7 @@ def test_a_full_disk_is_reported_in_one_line_and_resume_continues_when_space_is_
     case: str,
     nodes: int,
 ) -> None:
-    """In the work folder the engine itself writes; into the datastore our code does, for all engines."""
+    """The engine writes into the work folder; the package writes into the datastore."""
     small = disk(case)
     trains = case == "work"
     slow_ranks = ["--set=engine_options.step_s=0.3", "--set=engine_options.more_bytes=20000000"]

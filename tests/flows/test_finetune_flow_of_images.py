@@ -1,4 +1,4 @@
-"""A model that makes images goes through the flow: trained, hurt, evaluated, handed over."""
+"""An image model in the complete flow: training, faults, evaluation, export."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def losses(run: FlowRun) -> list[float]:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> FlowRun:
-    """LoRA on two nodes of this machine."""
+    """LoRA on two local nodes, without faults."""
     home = tmp_path_factory.mktemp("undisturbed")
     while_it_trains = ("--set=evaluation.every_steps=6", "--set=images.ema_decay=0.9")
     arguments = ["run", *QUICK, *while_it_trains, shapes(home), "--nodes=2", "--method=lora"]
@@ -72,7 +72,7 @@ def test_lora_on_two_nodes_learns_and_is_exported_in_both_formats(undisturbed: F
 
 
 def killed(home: Path, pattern: str, when: Callable[[], bool]) -> None:
-    """Kill -9 a process of this run whose command line has ``pattern``, once it is time."""
+    """Kill a process of this run whose command line has ``pattern``, at the given moment."""
     deadline = time.monotonic() + LIMIT_S / 2
     while time.monotonic() < deadline:
         for process in filter(lambda each: _is_of(each, home, pattern), psutil.process_iter()):

@@ -1,4 +1,4 @@
-"""After an attempt that runs out of memory the next one takes a plan that needs less, and says so."""
+"""After an attempt that runs out of memory, the next one uses a plan that needs less."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_retry_after_out_of_memory_halves_the_micro_batch_and_resumes(
 def test_the_nodes_of_a_retry_agree_on_the_smaller_micro_batch(
     flow: Callable[..., FlowRun], tmp_path: Path
 ) -> None:
-    """Ranks that don't train (tests.lab.small_engine): what one rank has run out of is for all to know."""
+    """Ranks do not train (tests.lab.small_engine); out of memory on one rank affects all nodes."""
     orders = ("step_s=1.5", "do=memory", "at=4", "ranks=[0,1]")  # the checkpoint of step 2 is stored by then
     small = [f"--set=engine_options.{order}" for order in orders]
     nothing_to_evaluate = ("--set=evaluation.generations=0", "--set=evaluation.fraction=0")

@@ -73,7 +73,7 @@ OF_CHECKS = {"*/spec.activeDeadlineSeconds": "a nightly check has a deadline; a 
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """A namespace of the API server, with the nodes."""
+    """A namespace of the API server with the nodes."""
 
     plane: ControlPlane
     namespace: str
@@ -188,7 +188,7 @@ def test_pods_on_argo_equal_those_of_a_direct_run(cluster: Cluster, name: str) -
 
 
 def _check_trained_pods(template: Json, *, graceful: bool) -> None:
-    """What the step on several nodes must have, so that both ways cannot lack it alike."""
+    """Check required fields of the multi-node step, which both variants could otherwise lack."""
     for pod in _pods_of_argo(template).values():
         spec, container = pod["spec"], pod["spec"]["containers"][0]
         assert container["resources"]["limits"][RDMA] == container["resources"]["requests"][RDMA] == "1"
@@ -202,7 +202,7 @@ def _check_trained_pods(template: Json, *, graceful: bool) -> None:
 
 
 def _check_nightly(template: Json) -> None:
-    """The check's nodes may be marked by an earlier check, and pods that never start have an end."""
+    """Check that tainted nodes are tolerated and that pending pods have a time limit."""
     manifest = yaml.safe_load(re.sub(r"\{\{[^}]*\}\}", "1", template["resource"]["manifest"]))
     for job in manifest["spec"]["replicatedJobs"]:
         pod_spec = job["template"]["spec"]
@@ -212,7 +212,7 @@ def _check_nightly(template: Json) -> None:
 
 
 def _check_jobset_is_taken(cluster: Cluster, template: Json) -> None:
-    """The API server knows every field of the JobSet, and its values."""
+    """Check that the API server accepts every field of the JobSet."""
     numbers = re.sub(r"\{\{=asInt[^}]*\}\}", "1", template["resource"]["manifest"])
     jobset = yaml.safe_load(re.sub(r"\{\{[^}]*\}\}", "n1", numbers))
     path = f"/apis/jobset.x-k8s.io/v1alpha2/namespaces/{cluster.namespace}/jobsets"
@@ -232,7 +232,7 @@ def _pods_of_run(manifest: Json) -> dict[str, Json]:
 
 
 def _pods_of_argo(template: Json, of_all: Json | None = None) -> dict[str, Json]:
-    """Put a template's pods together as Argo does; ``of_all``: the workflow's ``podMetadata``."""
+    """Combine a template into pods like Argo; ``of_all`` is ``podMetadata`` of the workflow."""
     if "resource" in template:
         text = re.sub(r"(?<!['\"\w-])\{\{=asInt[^}]*\}\}", "1", template["resource"]["manifest"])
         return _pods_of_run(yaml.safe_load(text))
@@ -245,7 +245,7 @@ def _pods_of_argo(template: Json, of_all: Json | None = None) -> dict[str, Json]
 
 
 def _fields(pod: Json) -> dict[str, Any]:
-    """A pod as path -> value; lists of named items by name, the container's own name left out."""
+    """Return a pod as path -> value; named items by name, without the name of the container."""
     fields: dict[str, Any] = {}
 
     def walk(path: str, value: Any) -> None:

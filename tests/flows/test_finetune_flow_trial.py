@@ -1,4 +1,4 @@
-"""``--trial``: the best plans run some steps before the run, on its machines; the fastest is kept."""
+"""``--trial``: the best plans run a few steps on the machines of the run; the fastest is used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rejection flow as a user runs it: the mean score rises, and what was finished is not done again."""
+"""The rejection flow as a user runs it: the mean score rises, and finished shards are not repeated."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ SHORT = (
 
 
 class Flow:
-    """Runs of the flow in one folder, one after the other, with one datastore."""
+    """Successive runs of the flow in one folder with one datastore."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
@@ -66,7 +66,7 @@ class Flow:
         self.process = start_flow(self.home, [*arguments], FLOW)
 
     def run(self, *arguments: str, timeout: float = 800) -> int:
-        """Run to the end; the exit status."""
+        """Run the flow and return its exit status."""
         self.start(*arguments)
         return self.end(timeout)
 
@@ -97,14 +97,14 @@ class Flow:
         return pids[0] if pids else None
 
     def finished(self, name: str) -> list[str]:
-        """The shards of answers or scores that this run has finished, as it says so."""
+        """Return the shards of answers or scores that the run reports as finished."""
         return re.findall(rf"(?<!compared-){name}: shard (\d+) of {SHARDS} is finished", self.log)
 
     def artifacts(self) -> dict[str, Any]:
         return read_artifacts(self.home, environment(self.home), f"RejectionFlow/{self.run_id}")
 
     def card(self, step: str) -> str:
-        """The content of a step's own card."""
+        """Return the content of the card of a step."""
         return read_card(self.home, environment(self.home), FLOW, f"{self.run_id}/{step}", "rejection")
 
 
@@ -117,7 +117,7 @@ def flow(tmp_path: Path) -> Iterator[Flow]:
 
 
 def scored_here(report_of_run: dict[str, Any], home: Path) -> tuple[list[Answers], list[Scores]]:
-    """What one process here draws by transformers, as that run's plan and settings say, and its scores."""
+    """Generate with transformers in this process by plan and settings of that run, and score."""
     prompts, settings = report_of_run["prompts"], by_transformers(report_of_run["used_settings"])
     (home / "again").mkdir()
     model = tiny_llama.make(home / "again" / "model")
@@ -144,7 +144,7 @@ def scored_here(report_of_run: dict[str, Any], home: Path) -> tuple[list[Answers
 
 
 def by_transformers(settings: Settings) -> Settings:
-    """The same settings with the generator that is there without vLLM."""
+    """The same settings with the generator used without vLLM."""
     drawing = {"generator": "transformers", "generator_python": None}
     return settings.model_copy(update={"rejection": settings.rejection.model_copy(update=drawing)})
 

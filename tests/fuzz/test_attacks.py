@@ -1,4 +1,4 @@
-"""Inputs made to harm: each is refused, or read within its limits."""
+"""Malicious inputs are refused or read within limits."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def linked(tiny: Path, folder: Path) -> Path:
-    """A model folder whose files are hard links, as exports make them."""
+    """A model folder with hard-linked files, as in exports."""
     folder.mkdir(parents=True)
     for path in tiny.iterdir():
         os.link(path, folder / path.name)
@@ -269,7 +269,7 @@ def test_parquet_is_decoded_in_batches_by_bytes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("nested", [False, True])
 def test_parquet_that_repeats_one_value_endlessly_is_refused(tmp_path: Path, nested: bool) -> None:
-    """A file of 1 MiB whose rows, or whose only row, have 20 GiB."""
+    """A file of 1 MiB that decodes to 20 GiB."""
     file = repeated_value(tmp_path, 20_000, nested=nested)
     assert file.stat().st_size < 2 * MIB
     before, began = reset_peak(), time.process_time()

@@ -1,4 +1,4 @@
-"""Names and messages from other people in everything that is printed: no terminal acts on them."""
+"""Foreign names and messages in printed output do not control the terminal."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ def test_program_output_is_exact_but_escaped_on_a_terminal(
 
 
 def test_every_module_prints_through_the_escaping_functions() -> None:
-    """Allowed are constants, JSON (ASCII) and help pages; rich's Console has one place."""
+    """Constants, JSON (ASCII) and help pages are allowed; the rich console is created in one place."""
     wrong = []
     for package in PACKAGES:
         for path in sorted((ROOT / package).rglob("*.py")):

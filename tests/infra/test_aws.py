@@ -1,4 +1,4 @@
-"""infra/aws: what it makes, what it refuses, and that what it prints is Metaflow's configuration.
+"""infra/aws: created resources, refused variables, and its output as a Metaflow configuration.
 
 moto plays AWS. It knows neither placement groups nor the subscribers of a budget: those are planned here, and
 not made.
@@ -57,7 +57,7 @@ MADE = {
 
 @pytest.fixture(scope="module")
 def aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """moto's address. It knows AWS's own policies, as the stack attaches one."""
+    """The address of moto, with the managed policies that the stack attaches."""
     (port,) = free_ports(1, "127.0.0.1", nullcontext)
     folder = tmp_path_factory.mktemp("moto")
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
@@ -175,7 +175,7 @@ def test_single_node_jobs_prefer_spot_in_pools_that_have_it(planned: Planned) ->
     "before", ['OPTIONS="--default-ulimit nofile=32768:65536"\n', "# nothing\n", "", None], ids=repr
 )
 def test_containers_may_pin_all_memory_for_efa(planned: Planned, tmp_path: Path, before: str | None) -> None:
-    """The boothook is run, twice, on a node's file."""
+    """The boothook runs twice on a file of a node."""
     scripts = {script for pool in ("a100", "a10g") for script in _boothooks(planned, pool)}
     (script,) = (script for script in scripts if "memlock" in script)
     file = tmp_path / "docker"
@@ -196,7 +196,7 @@ def test_instance_disks_are_used_unless_the_pool_disables_them(planned: Planned)
 
 
 def _boothooks(planned: Planned, pool: str) -> list[str]:
-    """What all machines of a pool run before Docker starts."""
+    """Return the boothook scripts of the machines of a pool."""
     (data,) = {
         base64.b64decode(item["user_data"]).decode()
         for name, item in planned.items()
@@ -210,7 +210,7 @@ def _boothooks(planned: Planned, pool: str) -> list[str]:
 def test_disks_hold_a_model_and_exceed_default_gp3_speed_and_metadata_is_one_hop_away(
     planned: Planned,
 ) -> None:
-    """By itself gp3 takes 125 MiB/s: 27 minutes for 200 GiB of weights."""
+    """The default of gp3 is 125 MiB/s: 27 minutes for 200 GiB of weights."""
     for name, item in planned.items():
         if name.startswith("aws_launch_template."):
             (disk,) = item["block_device_mappings"][0]["ebs"]
@@ -415,7 +415,7 @@ def test_terraform_can_plan_the_example_variables(stack: Stack) -> None:
 
 @pytest.fixture(scope="module")
 def stack_outputs(stack: Stack, planned: Planned) -> dict[str, Any]:
-    """The outputs of the stack as it was made."""
+    """The outputs of the applied stack."""
     done = apply(stack)
     if done.status and "AlreadyExists" in done.errors:
         # An answer of moto's did not arrive: the provider has asked again for what was made by then
@@ -428,7 +428,7 @@ def stack_outputs(stack: Stack, planned: Planned) -> dict[str, Any]:
 
 
 def apply(stack: Stack) -> Done:
-    """Make the stack. moto has no service-linked roles."""
+    """Apply the stack. moto has no service-linked roles."""
     role = client(stack, "iam").create_role(RoleName="batch", AssumeRolePolicyDocument="{}")["Role"]["Arn"]
     values = {**MADE, "batch_service_role_arn": role}
     return stack.run("apply", "-input=false", "-auto-approve", "-parallelism=30", values=values)
@@ -528,7 +528,7 @@ def test_a_night_without_a_check_raises_an_alarm(stack: Stack, stack_outputs: di
 
 
 def _takes(arguments: list[str]) -> None:
-    """The flow's command line has all of these options."""
+    """Check that the command line of the flow has all of these options."""
     accepted_options = {f"--{name.replace('_', '-')}" for name in DEFAULTS} | OF_METAFLOW.keys()
     assert {word for word in arguments if word.startswith("--")} <= accepted_options
 

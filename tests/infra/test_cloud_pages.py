@@ -1,4 +1,4 @@
-"""The pages from an empty account to a run: their prices are the table's, their names are those of infra/."""
+"""The cloud pages: their prices match the catalog, and their names exist in infra/."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_every_file_and_variable_named_on_a_page_exists(page: Path) -> None:
 
 
 def test_the_nightly_example_is_a_valid_options_file() -> None:
-    """It names the queue and the machines of the cluster beside it."""
+    """The options file names the queue and the machines of the cluster in the same folder."""
     text = (KUBERNETES / "examples" / "nightly.yaml").read_text()
     values = launch.read_options(text)
     pools = yaml.safe_load_all((KUBERNETES / "karpenter" / "node-pools.yaml").read_text())

@@ -1,4 +1,4 @@
-"""infra/aws/deregister_definitions.py against moto: what is in use stays."""
+"""infra/aws/deregister_definitions.py against moto: used definitions are kept."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_only_unused_metaflow_job_definitions_are_deregistered(
 
 
 def _submit(batch: Any, definition: str) -> None:
-    """Submit a job that waits in a queue without an end."""
+    """Submit a job that stays in a queue."""
     role = boto3.client("iam").create_role(RoleName="batch", AssumeRolePolicyDocument=TRUST)["Role"]["Arn"]
     environment = batch.create_compute_environment(
         computeEnvironmentName="machines", type="UNMANAGED", state="ENABLED", serviceRole=role

@@ -1,4 +1,4 @@
-"""infra/docker/fetch_signed.sh: a real GnuPG, and a curl that takes files from a folder."""
+"""infra/docker/fetch_signed.sh with a real GnuPG and a curl that reads from a folder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(shutil.which("gpg") is None, reason="needs gpg")
 
 
 class Publisher:
-    """A folder with a file, its signature and a key, as a publisher has it."""
+    """A folder with a file, its signature and a key."""
 
     def __init__(self, place: Path) -> None:
         self.place, self.folder = place, place / "published"
@@ -37,7 +37,7 @@ class Publisher:
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
 
     def sign(self, who: str) -> str:
-        """Sign the file by a new key; its fingerprint."""
+        """Sign the file with a new key; return its fingerprint."""
         self._gpg("--quick-generate-key", who, "ed25519", "sign", "never")
         listed = self._gpg("--with-colons", "--list-keys", who)
         fingerprint = next(line.split(":")[9] for line in listed.splitlines() if line.startswith("fpr"))

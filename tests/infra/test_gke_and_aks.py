@@ -1,4 +1,4 @@
-"""infra/gke and infra/aks: their form, and that their names and counts are those of the rest.
+"""infra/gke and infra/aks: format, and names and counts that match other files.
 
 Their providers are not available to the tests, which therefore check no names of arguments.
 """
@@ -59,7 +59,7 @@ def test_service_accounts_match_the_kubernetes_base(stack: str) -> None:
 
 
 def test_gke_nodes_have_the_networks_that_their_fabric_uses() -> None:
-    """Interfaces of the daemons' variables: NCCL_GPUDIRECTTCPX_SOCKET_IFNAME and --num_nics."""
+    """Interfaces in the variables of the daemons: NCCL_GPUDIRECTTCPX_SOCKET_IFNAME and --num_nics."""
     networks = dict(re.findall(r'"(a3-[\w-]+)" = (\d)', re.search(r"lookup\((.*)", text_of("gke"))[1]))  # type: ignore[index]
     fabrics = (ROOT / "decorators" / "backends" / "data" / "pod_fabrics.yaml").read_text()
     (interfaces,) = re.findall(r'TCPX_SOCKET_IFNAME, value: "([\w,]+)"', fabrics)

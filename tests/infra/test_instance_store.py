@@ -1,4 +1,4 @@
-"""infra/aws/instance_store.sh on real block devices (loops), in a mount namespace of its own.
+"""infra/aws/instance_store.sh on real block devices (loops), in its own mount namespace.
 
 What isn't on every Linux is played: the disks' model, mdadm, which makes no array, and XFS, by ext4.
 """
@@ -26,7 +26,7 @@ TOOLS = {
 
 
 def missing() -> str | None:
-    """Why it cannot be run here, in words."""
+    """Return the reason why it cannot be run here."""
     if os.geteuid() != 0:
         return "mounting disks needs root"
     absent = [tool for tool in ("unshare", "losetup", "mkfs.ext4", "blkid") if shutil.which(tool) is None]
@@ -59,7 +59,7 @@ def disks(tmp_path: Path) -> Iterator[list[str]]:
 
 
 def boot(home: Path, disks: list[str], *, times: int = 1, array: bool = True, mdadm: bool = True) -> str:
-    """What the script says as a machine boots; then the disk below Docker's folder, and a file in it."""
+    """Run the script as at boot; return its output, the disk below the Docker folder, and a file in it."""
     tools, root = home / "bin", home / "root"
     tools.mkdir()
     for name, body in TOOLS.items():

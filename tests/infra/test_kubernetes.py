@@ -1,4 +1,4 @@
-"""infra/kubernetes renders to objects that Kubernetes knows, and agrees with the code that uses them."""
+"""infra/kubernetes renders valid Kubernetes objects and agrees with the code that uses them."""
 
 from __future__ import annotations
 
@@ -304,7 +304,7 @@ def test_network_rules_let_the_metadata_service_reach_its_database_and_clients_r
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Samples:
-    """The labels of each sample of each metric that the checklist writes."""
+    """Labels of each sample of each metric written by the checklist."""
     file = tmp_path_factory.mktemp("metrics") / "checklist.prom"
     prometheus.write(judge(gpu_run()), file)
     families = text_string_to_metric_families(file.read_text())
@@ -367,7 +367,7 @@ def test_the_dashboard_shows_metrics_that_the_checklist_writes(objects: Objects,
 
 
 def _check(expression: str, written: Samples) -> set[str]:
-    """The metrics of an expression; fails where it is none, or selects nothing that is written."""
+    """Return the metrics of an expression; fails if there are none or if they select nothing."""
     promql_parser.parse(expression)
     names = _names(expression)
     assert names, expression

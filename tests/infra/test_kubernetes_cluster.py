@@ -1,4 +1,4 @@
-"""infra/kubernetes on a real API server: it takes every object; roles allow what they should and no more.
+"""infra/kubernetes on a real API server: every object is accepted, and roles allow exactly what is needed.
 
 The Prometheus operator's own definition is not on the machine, and Kueue's only where somebody has put them
 there (tests.lab.control_plane): else their kinds are defined here without a schema, so the server checks only
@@ -120,7 +120,7 @@ ALLOWED = [(who, verb, *rest) for who, verbs, *rest in _ALLOWED for verb in verb
 
 @pytest.fixture(scope="module")
 def based(control_plane: ControlPlane) -> Iterator[ControlPlane]:
-    """The server with what `kubectl apply -k infra/kubernetes/base` makes."""
+    """The server after `kubectl apply -k infra/kubernetes/base`."""
     real = {item["metadata"]["name"]: item for item in kueue_definitions()}
     for group, version, kind, plural, scope in DEFINED:
         cluster_definition = _definition(group, version, kind, plural, scope)
@@ -158,14 +158,14 @@ def test_the_example_can_be_applied_unchanged(based: ControlPlane) -> None:
 
 @pytest.fixture
 def divided(based: ControlPlane) -> ControlPlane:
-    """With the example of two teams applied."""
+    """The server with the example of two teams applied."""
     based.kubectl("apply", "--validate=false", "-k", str(KUBERNETES / "examples" / "two-teams"))
     return based
 
 
 @pytest.mark.skipif(not kueue_definitions(), reason="no kueue-crds.json beside the control plane's binaries")
 def test_every_field_of_the_kueue_objects_is_valid(divided: ControlPlane) -> None:
-    """The server drops the fields that a definition doesn't have."""
+    """The server drops fields that the definition does not have."""
     rendered = [
         item
         for item in render(KUBERNETES / "examples" / "two-teams")
@@ -179,7 +179,7 @@ def test_every_field_of_the_kueue_objects_is_valid(divided: ControlPlane) -> Non
 
 
 def _without(sent: object, stored: object, path: str = "spec") -> list[str]:
-    """What has been sent and not been kept."""
+    """Return fields that were sent and not stored."""
     if isinstance(sent, dict):
         stored_fields = stored if isinstance(stored, dict) else {}
         return [
@@ -203,7 +203,7 @@ def _without(sent: object, stored: object, path: str = "spec") -> list[str]:
 def test_a_team_may_borrow_at_most_the_whole_cluster(
     divided: ControlPlane, monkeypatch: pytest.MonkeyPatch, queue: str, nodes: int, state: str
 ) -> None:
-    """By the preflight, as a launcher whose roles are those of base."""
+    """Run the preflight as a launcher with the roles of base."""
     monkeypatch.setenv("KUBECONFIG", str(divided.kubeconfig("launcher")))
     # Planned with the cluster's nodes a run asks for less memory than with the catalogue's
     request = replace(planned("llama-70b", "full", "H100", 2).request, nodes=nodes, memory_mib=1700 * 1024)
@@ -218,7 +218,7 @@ def test_a_team_may_borrow_at_most_the_whole_cluster(
 
 
 def test_a_job_of_a_launcher_never_runs_as_the_account_that_taints_nodes(based: ControlPlane) -> None:
-    """The real controller makes no pod of it: the account is of another namespace, which is closed to him."""
+    """The real controller creates no pod: the account belongs to a namespace closed to the launcher."""
     api = based.api("launcher")
     for number, account in enumerate(("checklist", "flow")):
         wait_for(lambda: _allowed(based.api(), *ALLOWED[0][:6]), 30, "the role counts")
@@ -264,7 +264,7 @@ def _pods(server: ControlPlane, job: str) -> list[Json]:
 
 
 def _wrong(server: ControlPlane, column: int) -> list[object]:
-    """The rows that the server answers otherwise, once it has had the time to read the roles."""
+    """Return the rows that the server answers differently, after it has read the roles."""
     api = server.api()
 
     def wrong_requests() -> list[object]:
@@ -279,7 +279,7 @@ def _wrong(server: ControlPlane, column: int) -> list[object]:
 def _allowed(
     api: Api, who: tuple[str, str], verb: str, group: str, resource: str, name: str, namespace: str | None
 ) -> bool:
-    """What `kubectl auth can-i --as` asks, also for kinds that this server doesn't have."""
+    """Return the answer of `kubectl auth can-i --as`, also for kinds that this server lacks."""
     plural, _, subresource = resource.partition("/")
     attributes = {"verb": verb, "group": group, "resource": plural, "subresource": subresource, "name": name}
     spec = {"user": who[0], "groups": [who[1]]}

@@ -1,4 +1,4 @@
-"""`.ci/links.py`: which links it finds, and what it says of pages that are gone."""
+"""`.ci/links.py`: links that it finds, and its report on dead links."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Host(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *_: object) -> None:
-        """Nothing."""
+        """Log nothing."""
 
 
 def test_links_of_documents_are_found_once_without_examples_and_code(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The locks are of what pyproject.toml and the lists ask for, whole, and name no place to get it from."""
+"""Lock files match pyproject.toml and the lists, are complete, and name no package index."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HERE |= {"platform_system": "Linux", "platform_machine": "x86_64", "os_name": "p
 
 
 def locked(name: str) -> dict[str, str]:
-    """Package -> version of a lock."""
+    """Return package -> version of a lock file."""
     text = (REQUIREMENTS / "locked" / f"{name}.txt").read_text()
     return {
         canonicalize_name(versions_locked): version
@@ -36,7 +36,7 @@ def locked(name: str) -> dict[str, str]:
 
 
 def listed(name: str) -> list[Requirement]:
-    """Requirements of a list."""
+    """Return the requirements of a list."""
     lines = (REQUIREMENTS / f"{name}.txt").read_text().splitlines()
     return [Requirement(line) for line in lines if line and line[0] != "#"]
 

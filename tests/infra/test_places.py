@@ -1,4 +1,4 @@
-"""Every command of a page fits the cluster that the page itself makes: planned there, and each step placed.
+"""Every command of a cloud page fits the cluster of that page: it can be planned, and each step placed.
 
 The nodes are those that the cluster's file or the page's command lines would start, with what their kubelets
 leave for pods; planner and fit are the ones that a run and its preflight use.
@@ -88,7 +88,7 @@ class Pool:
 
 
 def eks() -> list[Node]:
-    """clusters/eks.yaml and karpenter/node-pools.yaml. The kubelet keeps 10 % for evictions, EKS 1 GiB."""
+    """Nodes of clusters/eks.yaml and karpenter/node-pools.yaml, less 10 % for evictions and 1 GiB for EKS."""
     cluster = yaml.safe_load((KUBERNETES / "clusters" / "eks.yaml").read_text())
     nodes = []
     for group in cluster["managedNodeGroups"]:
@@ -109,7 +109,7 @@ def _node_pools() -> list[dict[str, Any]]:
 
 
 def gke() -> list[Node]:
-    """infra/gke. What GKE keeps of disks: its page "plan node sizes"."""
+    """Nodes of infra/gke, minus the disk space reserved by GKE (page "plan node sizes")."""
     pool, main = example_of("gke"), (ROOT / "infra" / "gke" / "main.tf").read_text()
     system = re.search(r'node_count = (\d+)\s+node_config {\s+machine_type += "([\w-]+)"', main)
     assert system is not None
@@ -125,7 +125,7 @@ def gke() -> list[Node]:
 
 
 def aks() -> list[Node]:
-    """infra/aks. The kubelet keeps 10 % of a disk for evictions."""
+    """Nodes of infra/aks, minus 10 % of the disk for evictions."""
     pool, main = example_of("aks"), (ROOT / "infra" / "aks" / "main.tf").read_text()
     (machine,) = re.findall(r'vm_size += "(\w+)"', main)
     (count,) = re.findall(r"node_count += (\d+)", main)
@@ -137,14 +137,14 @@ def aks() -> list[Node]:
 
 
 def example_of(stack: str) -> dict[str, str]:
-    """The values of gpu_pool in the example of a stack's variables."""
+    """Return gpu_pool in the example variables of a stack."""
     text = (ROOT / "infra" / stack / "terraform.tfvars.example").read_text()
     (pool,) = re.findall(r"^gpu_pool += {(.*)}$", text, re.MULTILINE)
     return {name: value.strip('"') for name, value in re.findall(r'(\w+) = ("[^"]*"|\d+)', pool)}
 
 
 def _after(name: str, stack: str) -> str:
-    """The line of a local value of a stack."""
+    """Return the line of a local value of a stack."""
     (line,) = re.findall(rf"^ +{name} += (.*)$", (ROOT / "infra" / stack / "versions.tf").read_text(), re.M)
     return str(line)
 
@@ -155,7 +155,7 @@ def shell_lines(page: str) -> list[str]:
 
 
 def options_of(parameters: list[str]) -> dict[str, str]:
-    """``--name value`` and ``--name=value``; a word that has none is left out."""
+    """Parse ``--name value`` and ``--name=value``; options without a value are ignored."""
     option_values = {}
     for word, following in zip(parameters, [*parameters[1:], "--"], strict=True):
         if word.startswith("--"):
@@ -166,7 +166,7 @@ def options_of(parameters: list[str]) -> dict[str, str]:
 
 
 def parameters_of(line: str) -> dict[str, Any]:
-    """The flow's parameters of a command line."""
+    """Return the parameters of the flow in a command line."""
     parameters: dict[str, Any] = options_of(shlex.split(line))
     if "set" in parameters:
         parameters["set"] = (parameters["set"],)
@@ -194,7 +194,7 @@ RUNS = [
 
 @pytest.fixture
 def planned(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The plan of a page's command on these nodes, as ``run`` makes it where the cluster is asked."""
+    """Return the plan of the command of a page on these nodes, as ``run`` makes it."""
     monkeypatch.setattr(artifacts, "stage", lambda _, model: (model, {}))
     monkeypatch.setattr(artifacts, "carry", lambda *_: None)
 
@@ -208,7 +208,7 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def placed(request: Request, plan: Plan | None, role: Role, nodes: list[Node]) -> dict[str, Any]:
-    """What the step's pods ask for, once there are nodes for all of them."""
+    """Return the requests of the pods of a step, after checking that nodes exist for all of them."""
     minimum = None
     if plan is not None:
         minimum = minimum_of(plan) if role == "train" else minimum_of_other_step(request)
@@ -248,7 +248,7 @@ def checklist_request(**options: Any) -> Request:
 
 @needs_kubectl
 def test_example_quotas_admit_the_runs_of_the_pages(planned: Any) -> None:
-    """As Kueue counts: all pods of a step together, in the flavor of its nodes."""
+    """Kueue counts all pods of a step together, in the flavor of their nodes."""
     (queue,) = of_kind(render(KUBERNETES / "examples" / "eks-h100"), "ClusterQueue")
     flavors = {
         flavor["name"]: {item["name"]: quantity(str(item["nominalQuota"])) for item in flavor["resources"]}

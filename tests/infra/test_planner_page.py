@@ -1,4 +1,4 @@
-"""The planner's page as its readers have it: built, opened in a real browser, typed and clicked in."""
+"""The planner page: built, opened in a real browser, and operated."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def address(site: Path) -> Iterator[str]:
 
 @pytest.fixture
 def page(address: str, tmp_path: Path) -> Iterator[Tab]:
-    """The page in a browser that has never seen it."""
+    """The page in a new browser."""
     with tab(tmp_path / "profile") as opened:
         opened.size(1280, 900)
         opened.open(address)
@@ -43,7 +43,7 @@ def page(address: str, tmp_path: Path) -> Iterator[Tab]:
 
 
 def change(page: Tab, selector: str, text: str) -> str:
-    """Type into a field; what the page shows then."""
+    """Type into a field; return the new content of the page."""
     before = page.look(ANSWERED)
     page.fill(selector, text)
     state = (
@@ -178,7 +178,7 @@ def test_the_page_is_readable_in_all_widths_and_color_schemes(
 
 
 def check_layout(page: Tab, folder: Path, width: int, scheme: str) -> None:
-    """Check that the page fits its window, has the scheme's colors and bars wide enough to be read."""
+    """Check that the page fits its window, has the colors of the scheme and readable bars."""
     page.until(f"document.documentElement.scrollWidth <= {width}")  # nothing to scroll sideways
     page.look("document.querySelector('.planner-plan').scrollIntoView({behavior: 'instant'})")
     page.picture(folder / "page.png")

@@ -1,4 +1,4 @@
-"""The documents as a site: built without a warning, whole, and complete without a network."""
+"""The documentation site: built without warnings, complete, and usable without a network."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_links_outside_docs_lead_to_the_repository(site: Path) -> None:
 @pytest.mark.nightly
 @pytest.mark.timeout(1500)
 def test_the_commands_of_the_tutorial_give_the_documented_results(tmp_path: Path) -> None:
-    """All of them, one after the other, in an empty folder."""
+    """All commands are run in order in an empty folder."""
     results: dict[str, str] = {}
     for block in re.findall(r"^```bash\n(.*?)^```$", TUTORIAL.read_text(), re.DOTALL | re.MULTILINE):
         for command in block.splitlines():
@@ -98,7 +98,7 @@ def test_all_cells_of_the_notebook_run(tmp_path: Path) -> None:
 @pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_all_snippets_of_the_python_page_run_in_order(tmp_path: Path) -> None:
-    """All but the last, which deploys: it stops where it needs a cluster."""
+    """The last snippet deploys a flow and stops where it needs a cluster."""
     page = (ROOT / "docs" / "python.md").read_text()
     *snippets, deploy = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
     (tmp_path / "my.yaml").write_text("model: tiny-llama\n")

@@ -1,4 +1,4 @@
-"""The GitHub workflows: what is run there is what CONTRIBUTING.md says, by actions that cannot change."""
+"""The GitHub workflows run the commands of CONTRIBUTING.md with pinned actions."""
 
 from __future__ import annotations
 

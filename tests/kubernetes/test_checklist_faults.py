@@ -1,4 +1,4 @@
-"""The checklist on a cluster that takes a pod away: a verdict comes all the same and blames no node."""
+"""The checklist on a cluster that removes a pod: it gives a verdict that blames no node."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_an_evicted_pod_is_named_and_its_earlier_measurements_are_judged(
 
 
 def _measured(cluster: Cluster, run: Launched) -> bool:
-    """Whether node 0 has kept something."""
+    """Return whether node 0 has stored measurements."""
     assert run.process.poll() is None, run.story()
     return run.has_begun and bool(
         cluster.store.keys_below(f"metaflow/ChecklistFlow/finetune/runs/{run.run_id}/")

@@ -1,4 +1,4 @@
-"""Example flows with the user's own training code, on two pods of a control plane."""
+"""Example flows with training code of the user, on two pods of a control plane."""
 
 from __future__ import annotations
 

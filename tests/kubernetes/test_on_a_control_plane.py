@@ -1,4 +1,4 @@
-"""The flows through Metaflow's real client against a real API server, each pod's command really executed.
+"""The flows through the real Metaflow client on a real API server; commands of pods are executed.
 
 What a pod has is the code package alone: its Python cannot import this project. Whoever launches has the role
 that infra/kubernetes gives him, and no other.
@@ -91,7 +91,7 @@ print(fetch_model(sys.argv[1], Path(sys.argv[2])))
 
 @pytest.fixture(scope="module")
 def finetuned(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Launched:
-    """finetune_flow on two pods, to its end; the token is in a Secret, and in the launcher's environment."""
+    """A finished run of finetune_flow on two pods; the token is in a Secret and in the environment."""
     home = tmp_path_factory.mktemp("finetune")
     cluster.control_plane.apply(_secret("finetune-tokens", {"HF_TOKEN": HF_TOKEN}))
     data = write_sums(home / "sums.jsonl")
@@ -176,7 +176,7 @@ def test_no_secret_is_in_a_manifest_log_artifact_card_or_code_package(
 def test_the_jobset_of_llama_70b_matches_the_plan_and_ctrl_c_deletes_it(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    """The nodes have RoCE. No container starts on them, so the control pod exists and no worker's yet."""
+    """The nodes have RoCE. No container starts, so the control pod exists and no worker does."""
     machines = [
         Node(
             name=f"gpu-{number}",
@@ -273,7 +273,7 @@ def test_rejection_sampling_generates_on_two_pods_and_scores_and_trains_on_other
 
 
 def _llama_70b(cluster: Cluster, home: Path) -> list[str]:
-    """Arguments. The cluster has the weights from an earlier run (those of tiny-llama, to be exact)."""
+    """Arguments; the cluster has the weights from an earlier run (in fact those of tiny-llama)."""
     home.mkdir(exist_ok=True)
     weights = tiny_llama.make(home / "m")
     keep = [sys.executable, "-c", KEEP_MODEL, "weights/meta-llama--Llama-3.1-70B", str(weights)]
@@ -285,7 +285,7 @@ def _llama_70b(cluster: Cluster, home: Path) -> list[str]:
 
 
 def _add_network(cluster: Cluster, folder: Path) -> None:
-    """As Multus and NVIDIA's network operator leave it where the fabric is RoCE."""
+    """Add the network as Multus and the NVIDIA network operator do for RoCE."""
     group, plural = "k8s.cni.cncf.io", "network-attachment-definitions"
     kind = "NetworkAttachmentDefinition"
     definition = permissive_definition(plural, group, "v1", kind, "Namespaced", folder / "definition.json")
@@ -314,7 +314,7 @@ def _all_told_to_go(cluster: Cluster, jobset: str) -> bool:
 
 
 def _remove_pods_without_kubelet(cluster: Cluster) -> None:
-    """Those that no machine will ever end would be in the way of the next test."""
+    """Remove pods that no machine will ever end."""
 
     def leftover() -> list[Json]:
         kubelet_nodes = {kubelet.node.name for kubelet in cluster.kubelets}
@@ -360,7 +360,7 @@ def check_jobset(jobset: Json, plan: Plan) -> None:
 
 
 def check_preparing_job(cluster: Cluster, launched: Launched, plan: Plan) -> None:
-    """The weights must fit on the disk of the pod that fetches them, which needs no GPU."""
+    """Check that the weights fit on the disk of the pod that fetches them, without a GPU."""
     (pod,) = (
         pod
         for pod in cluster.pods()
@@ -379,7 +379,7 @@ def check_preparing_job(cluster: Cluster, launched: Launched, plan: Plan) -> Non
 
 @pytest.fixture(scope="module")
 def checked(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Launched:
-    """checklist_flow on two pods, to its end."""
+    """A finished run of checklist_flow on two pods."""
     home = tmp_path_factory.mktemp("checklist")
     options = ["--nodes=2", "--device=cpu", "--profile=quick"]
     launched = cluster.launch("checklist_flow", home, "run", "--with", "kubernetes", *options)
@@ -405,7 +405,7 @@ def test_the_checklist_measures_two_pods_and_judges_them(cluster: Cluster, check
 
 
 def _places(cluster: Cluster, finetuned: Launched) -> Iterator[tuple[str, bytes]]:
-    """Everything that a run leaves or shows somewhere, by a name for it."""
+    """Return everything that a run stores or prints, by name."""
     yield "terminal", finetuned.log.encode()
     for name, text in cluster.logs().items():
         yield f"pod {name}", text.encode()

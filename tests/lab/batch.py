@@ -1,4 +1,4 @@
-"""AWS Batch on one machine: its REST interface, and an executor that runs the submitted commands as pods.
+"""AWS Batch on one machine: its REST interface, and an executor that runs submitted commands as pods.
 
 Requests and answers are checked against botocore's model of the service, and against rules that the model
 doesn't hold but the service enforces. What is emulated of a multi-node parallel job (AWS Batch user guide,
@@ -29,10 +29,10 @@ Fault = Callable[[str], tuple[int, str, str] | None]
 
 
 class BatchService:
-    """Queues, definitions and jobs. ``requests``: every call that was made, its operation and its body."""
+    """Queues, definitions and jobs. ``requests``: operation and body of every call."""
 
     def __init__(self, hub: Hub, queues: list[Queue], role: Mapping[str, str]) -> None:
-        """``role``: the environment that a job's role gives to its containers."""
+        """``role``: environment variables that the role of a job gives to its containers."""
         self._hub, self._role = hub, role
         self.queues = {queue.name: queue for queue in queues}
         self.definitions: dict[str, Record] = {}
@@ -152,7 +152,7 @@ class BatchService:
         job.status = status
 
     def _watch(self, job: Job) -> Exit:
-        """Wait for the main node's end; the others' follows, as does all of them's where they are told to."""
+        """Wait for the end of the main node and then of the other nodes."""
         limit_s = job.request.get("timeout", {}).get("attemptDurationSeconds", float("inf"))
         begin = time.monotonic()
         while (ended := job.pods[0].poll()) is None:
@@ -236,6 +236,6 @@ def _handler(service: BatchService) -> type[BaseHTTPRequestHandler]:
 
 @contextmanager
 def serve(service: BatchService, hub: Hub) -> Iterator[str]:
-    """The service in the hub, and its address: AWS_ENDPOINT_URL_BATCH."""
+    """Serve the service in the hub; yields its address, AWS_ENDPOINT_URL_BATCH."""
     with metadata.answer(hub, _handler(service)) as url:
         yield url

@@ -1,4 +1,4 @@
-"""Ends what a test bed has started when the test process is gone, however it went.
+"""Cleanup of a test bed after the test process has ended for any reason.
 
 Reads lines from standard input:
 
@@ -24,7 +24,7 @@ LIMIT_S = 20.0
 
 
 def inside(namespaces: set[str]) -> list[int]:
-    """Processes in one of these network namespaces; nobody can hide in another's."""
+    """Return the processes in one of these network namespaces."""
     processes_inside = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
@@ -35,12 +35,12 @@ def inside(namespaces: set[str]) -> list[int]:
 
 
 def name_of(descriptor: int) -> str:
-    """A namespace's name as ``readlink /proc/PID/ns/net`` gives it."""
+    """Return the name of a namespace in the format of ``readlink /proc/PID/ns/net``."""
     return f"net:[{os.fstat(descriptor).st_ino}]"
 
 
 def read_orders() -> tuple[set[str], list[Path]]:
-    """Namespaces and control groups that are left when the test process has gone."""
+    """Return namespaces and control groups left when the test process has ended."""
     held: dict[str, int] = {}
     cgroups = []
     for line in sys.stdin:

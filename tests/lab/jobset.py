@@ -1,4 +1,4 @@
-"""What of JobSet's controller Metaflow relies on: child Jobs, their names in DNS, start order, the end.
+"""The part of the JobSet controller that Metaflow needs: child Jobs, DNS names, start order, completion.
 
 The Jobs themselves are run by the real controller. A pod that is deleted while it runs counts as failed, as
 it does since Kubernetes tracks a Job's pods by finalizers (1.26); the other one that a 1.20 Job starts then

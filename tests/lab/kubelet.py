@@ -1,4 +1,4 @@
-"""A node for the API server of the tests: takes the pods that the scheduler gives it, and runs them.
+"""A node for the API server of the tests: accepts scheduled pods and runs them.
 
 What kubelet does and Metaflow or this project's code can see: environment from fields, secrets and config
 maps, limits, empty directories, deadlines, images that aren't there, evictions, exit codes and the end of
@@ -27,7 +27,7 @@ _ENDED = ("Succeeded", "Failed")
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """A machine as kubelet, the cloud's controller and the GPU feature discovery describe it."""
+    """A machine as described by kubelet, the cloud controller and GPU feature discovery."""
 
     name: str
     instance_type: str
@@ -68,7 +68,7 @@ class Node:
 
 @dataclass
 class _Running:
-    """A pod that this node has taken."""
+    """A pod accepted by this node."""
 
     pod: Pod | None = None  # None: its container waits
     began: float = 0.0
@@ -79,7 +79,7 @@ class _Running:
 
 
 class Kubelet(Agent):
-    """One node. ``images``: the images that can be pulled, each with the variables of its ENV."""
+    """One node. ``images``: images that can be pulled, each with its ENV variables."""
 
     def __init__(
         self, node: Node, api: Api, hub: Hub, images: Mapping[str, Mapping[str, str]], log: Path
@@ -100,7 +100,7 @@ class Kubelet(Agent):
         self._kill_all()
 
     def pods(self) -> list[Pod]:
-        """Those that run here now."""
+        """The pods that are running here."""
         pods_taken = list(self._taken.values())
         return [one.pod for one in pods_taken if one.pod is not None and one.pod.poll() is None]
 
@@ -122,7 +122,7 @@ class Kubelet(Agent):
     # -- faults ----------------------------------------------------------------------------------------
 
     def evict(self, name: str) -> None:
-        """End a pod as a node does that runs out of memory."""
+        """End a pod like a node that runs out of memory."""
         for pod in self._api.items("/api/v1/pods", fieldSelector=f"metadata.name={name}"):
             status = {
                 "phase": "Failed",
@@ -133,14 +133,14 @@ class Kubelet(Agent):
             self._api.patch(f"{_path(pod)}/status", {"status": status})
 
     def kill_for_memory(self, name: str) -> None:
-        """End a pod's container as the kernel does, with all its processes, when it is over its limit."""
+        """Kill a container like the kernel does above its memory limit."""
         for pod in self._api.items("/api/v1/pods", fieldSelector=f"metadata.name={name}"):
             terminated = {"exitCode": 137, "reason": "OOMKilled", "finishedAt": _now()}
             status = {"phase": "Failed", **_container(pod, {"terminated": terminated}, ready=False)}
             self._api.patch(f"{_path(pod)}/status", {"status": status}, "strategic-merge")
 
     def lose(self) -> None:
-        """The machine is gone, and sends nothing any more, no end of a connection either."""
+        """Lose the machine: it sends nothing any more, not even the end of a connection."""
         self.stop()
         for running in self.pods():
             for pid in running.pids()[:1]:
@@ -149,7 +149,7 @@ class Kubelet(Agent):
         self._kill_all()
 
     def forget(self) -> None:
-        """What the cloud's controller and the garbage collector for pods do minutes after :meth:`lose`."""
+        """Do what cloud controller and pod garbage collector do minutes after :meth:`lose`."""
         self._api.delete(self._path)
         for pod in self._api.items("/api/v1/pods", fieldSelector=f"spec.nodeName={self.node.name}"):
             self._api.delete(_path(pod), gracePeriodSeconds=0)
@@ -237,7 +237,7 @@ class Kubelet(Agent):
         )
 
     def _terminate(self, pod: Json, running_pod: _Running) -> None:
-        """A deleted pod: its hook, its grace, its end. SIGTERM means nothing to a shell as process 1."""
+        """End a deleted pod: hook, grace period, kill. A shell as process 1 ignores SIGTERM."""
         if running_pod.pod is not None and running_pod.pod.poll() is None:
             grace_s = pod["metadata"].get("deletionGracePeriodSeconds") or 0
             if grace_s and not running_pod.told_at:
@@ -261,7 +261,7 @@ class Kubelet(Agent):
 
 
 def register(api: Api, node: Node, address: str) -> None:
-    """Make a node's object, as if it were there and ready."""
+    """Create the object of a node, as if it were ready."""
     path = f"/api/v1/nodes/{node.name}"
     api.create("/api/v1/nodes", node.manifest())
     api.patch(f"{path}/status", {"status": node.status(address)})

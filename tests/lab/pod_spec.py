@@ -1,4 +1,4 @@
-"""A pod as the API server has it -> the pod to be run: what kubelet resolves before a container starts."""
+"""Conversion of a pod of the API server into a pod to run, as kubelet does before a container starts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _UNITS["Ti"] = 2**40
 
 
 class NotStartable(Exception):  # noqa: N818 - it is no error of the agent's
-    """Why the container waits: ``reason`` and ``message`` as kubelet puts them into the pod's status."""
+    """The reason why a container waits: ``reason`` and ``message`` as in the status of the pod."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -25,15 +25,15 @@ class NotStartable(Exception):  # noqa: N818 - it is no error of the agent's
 
 
 def quantity(text: str | int) -> float:
-    """A Kubernetes quantity as a number: 64Gi, 1600000.0M, 500m."""
+    """Parse a Kubernetes quantity: 64Gi, 1600000.0M, 500m."""
     match = re.fullmatch(r"([0-9.]+)([A-Za-z]*)", str(text))
     if match is None or match[2] not in _UNITS:
         raise ValueError(f"{text!r} is not a quantity")
     return float(match[1]) * _UNITS[match[2]]
 
 
-def pod_spec(pod: Json, api: Api, extra_labels: Mapping[str, str]) -> PodSpec:
-    """Raises NotStartable where kubelet would let the container wait. ``more``: under the pod's variables."""
+def pod_spec(pod: Json, api: Api, base_variables: Mapping[str, str]) -> PodSpec:
+    """Convert a pod; raises NotStartable if kubelet would let it wait. ``base_variables``: defaults of its variables."""
     spec, container = pod["spec"], pod["spec"]["containers"][0]
     names = _names(pod)
     limit = container.get("resources", {}).get("limits", {}).get("memory")
@@ -43,7 +43,7 @@ def pod_spec(pod: Json, api: Api, extra_labels: Mapping[str, str]) -> PodSpec:
         hostname=names[0],
         aliases=tuple(names[1:]),
         command=(*container.get("command", ()), *container.get("args", ())),
-        environment={**extra_labels, **_environment(pod, container, api)},
+        environment={**base_variables, **_environment(pod, container, api)},
         memory_bytes=int(quantity(limit)) if limit is not None else None,
         shm_bytes=shared,
         empty_dirs=other_volumes,
@@ -51,7 +51,7 @@ def pod_spec(pod: Json, api: Api, extra_labels: Mapping[str, str]) -> PodSpec:
 
 
 def _names(pod: Json) -> list[str]:
-    """The host name, then the names in the cluster's DNS that a headless service gives it."""
+    """Return the host name and the DNS names that a headless service gives the pod."""
     spec, metadata = pod["spec"], pod["metadata"]
     short = spec.get("hostname") or metadata["name"][:63]
     if not spec.get("subdomain"):
@@ -111,7 +111,7 @@ def _field(pod: Json, path: str) -> str:
 
 
 def _volumes(spec: Json, container: Json) -> tuple[int | None, dict[str, int | None]]:
-    """Bytes of /dev/shm, and the other empty directories."""
+    """Return the bytes of /dev/shm, and the other empty directories."""
     volumes = {volume["name"]: volume for volume in spec.get("volumes", ())}
     shared, other_volumes = None, dict[str, "int | None"]()
     for mount in container.get("volumeMounts", ()):

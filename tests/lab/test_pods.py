@@ -1,4 +1,4 @@
-"""What a pod of the test bed can and cannot do: what the tests on clusters build on."""
+"""Capabilities and limits of pods of the test bed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Say = Callable[..., tuple[Exit, str]]
 
 @pytest.fixture
 def run_in_pod(hub: Hub) -> Say:
-    """Run a shell line in a pod: how it ended, and what it printed."""
+    """Run a shell line in a pod; return exit and output."""
 
     def run(line: str, **overrides: Any) -> tuple[Exit, str]:
         spec = {"name": "p", "hostname": "p", "command": ("bash", "-c", line)} | overrides

@@ -60,7 +60,7 @@ exit "${STATUS:-0}"
 
 
 def sbatch(script: str, folder: Path, *arguments: str, **variables: str) -> tuple[int, list[str]]:
-    """The exit status of a script with a stand-in of srun, and the words that srun was given."""
+    """Return the exit status of a script with a simulated srun, and the arguments of srun."""
     for name, text in (("srun", SRUN), ("scontrol", 'echo "$*" >> requeued\n'), ("sleep", "")):
         (folder / name).write_text(text if text == SRUN else f"#!/bin/bash\n{text}")
         (folder / name).chmod(0o755)
@@ -125,7 +125,7 @@ def test_failures_use_up_retries_and_reaching_the_time_limit_does_not(tmp_path: 
     requeued = tmp_path / "requeued"
 
     def ended(status: int) -> tuple[int, int]:
-        """The script's exit status, and how often the job was put back until now."""
+        """Return the exit status of the script, and how often the job was requeued."""
         done, _ = sbatch("finetune.sbatch", tmp_path, STATUS=str(status), FINETUNE_MAX_RESTARTS="2")
         return done, requeued.read_text().count("requeue 7") if requeued.exists() else 0
 
@@ -186,7 +186,7 @@ def bed() -> Iterator[netns.Bed]:
 
 @pytest.mark.slow
 def test_pbsdsh_runs_the_command_on_each_host_and_the_hosts_join(bed: netns.Bed, tmp_path: Path) -> None:
-    """PBS is no package of Debian's: only pbsdsh is stood in for; the hosts have networks of their own."""
+    """Debian has no PBS package: only pbsdsh is simulated; hosts have their own networks."""
     pbsdsh = tmp_path / "pbsdsh"
     pbsdsh.write_text(PBSDSH.format(names=" ".join(bed.name(host) for host in range(2))))
     pbsdsh.chmod(0o755)
@@ -199,7 +199,7 @@ def test_pbsdsh_runs_the_command_on_each_host_and_the_hosts_join(bed: netns.Bed,
 
 
 def test_kubeflow_trainer_variables_give_the_node_rank() -> None:
-    """The command of the Kubeflow Trainer example, with what its torch policy sets in each pod."""
+    """The command of the Kubeflow Trainer example, with the variables of its torch policy."""
     runtime, job = yaml.safe_load_all(TRAINER.read_text())
     assert job["spec"]["runtimeRef"]["name"] == runtime["metadata"]["name"]
     (node,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]

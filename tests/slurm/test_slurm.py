@@ -1,4 +1,4 @@
-"""The shipped sbatch scripts on a real Slurm: two nodes train, are stopped, are lost, and go on.
+"""The shipped sbatch scripts on a real Slurm: two nodes train, are stopped or lost, and resume.
 
 The ranks of the run that is stopped don't train (tests.lab.small_engine).
 """
@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 @pytest.fixture
 def shared(tmp_path: Path) -> Path:
-    """A folder that all nodes see, with data in it."""
+    """A folder with data that all nodes see."""
     write_sums(tmp_path / "sums.jsonl")
     return tmp_path
 
@@ -137,7 +137,7 @@ def test_stopped_jobs_and_jobs_that_lost_a_node_resume_from_checkpoints(slurm: L
 
 
 def wait_for_checkpoint(slurm: Lab, job: int, output: Path, attempt: int) -> None:
-    """Until this attempt has committed one."""
+    """Wait until this attempt has committed a checkpoint."""
     pattern = f"run/checkpoints/*/*/step-*.{attempt}/checkpoint.json"
     slurm.wait_until(
         lambda: any(output.glob(pattern)),

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.gpu_speed``: its order, its rows, what a later call repeats, and tiny runs."""
+"""``python -m benchmarks.gpu_speed``: order of runs, result rows, resumption, and a tiny rehearsal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which runs are measured, in which order, and what a user's settings for them are."""
+"""Selection and order of the measured runs, and the settings of each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ALONE = Machine(cpu_cores=2, ram_bytes=2**34, disk_free_bytes=2**40)
 
 
 def models_of(machine: Machine, **traits: object) -> dict[str, str]:
-    """The model by method and engine, of cases with these traits."""
+    """Return the model by method and engine of the cases with these traits."""
     return {
         f"{case.method} {case.engine}": case.model
         for case in cases.in_order(ON_GPUS, machine)

@@ -1,4 +1,4 @@
-"""The checklist that is asked: an answer, or why there is none."""
+"""The checklist run of a benchmark session: its result, or the reason why there is none."""
 
 from __future__ import annotations
 

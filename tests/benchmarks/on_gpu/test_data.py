@@ -1,4 +1,4 @@
-"""The rows that are trained on: their lengths, as the launchers' own tokenization finds them."""
+"""Training rows of the benchmarks: lengths as counted by the tokenization of the launchers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Holding a process below a limit: of the host's memory for real, of a GPU's by what torch is told."""
+"""Memory limits of a process: enforced for host memory, and passed to torch for GPU memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.on_gpu``: the whole of it on this machine's CPU, and mistakes in words."""
+"""``python -m benchmarks.on_gpu``: a complete session on the CPU of this machine, and user errors."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_user_error_is_two_lines_with_advice(
 @pytest.mark.slow
 @pytest.mark.nightly
 def test_a_cpu_rehearsal_runs_and_scores_the_same_cases_with_tiny_shapes(tmp_path: Path) -> None:
-    """QLoRA under DeepSpeed, for real, also below limits."""
+    """Run QLoRA under DeepSpeed, also below memory limits."""
     arguments = "qlora deepspeed varying drawn off"
     options = ["--minutes", "9", "--only", arguments, "--resolution", "0.3", "--out", str(tmp_path / "out")]
     done = subprocess.run(

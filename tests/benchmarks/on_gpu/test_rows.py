@@ -1,4 +1,4 @@
-"""The rows of a session: read back they are the very steps that ran, and they can be scored."""
+"""Result rows of a session: they are read back as the measured steps and can be scored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The smallest limit: found within the resolution, and in as few runs as halving takes."""
+"""Search for the smallest memory limit: within the resolution and in as few runs as bisection needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Going through the cases: within the time, each run apart, and nothing left behind."""
+"""Execution of all cases: within the time limit, each run in its own process, without leftovers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def order(folder: Path, limit_bytes: int | None = None) -> Order:
 
 
 def alive(folder: Path) -> list[str]:
-    """Processes whose command names something of the folder."""
+    """Return processes whose command line contains the folder."""
     commands = [process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"])]
     return [" ".join(command) for command in commands if any(str(folder) in word for word in command)]
 

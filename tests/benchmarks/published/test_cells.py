@@ -1,4 +1,4 @@
-"""The file of a table: what is refused, by file, line and column."""
+"""Parsing of a table file: errors name file, line and column."""
 
 from pathlib import Path
 

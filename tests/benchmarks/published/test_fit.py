@@ -1,4 +1,4 @@
-"""Memory against published peaks: as fitted, and with each publication left out of the fit in turn.
+"""Memory predictions against published peaks: as fitted, and with each publication held out in turn.
 
 ``benchmarks/published/fit.py`` says what is fitted: a factor and a range for each of a few classes, no row.
 """

@@ -1,4 +1,4 @@
-"""The model of a row: of the table, or of the row's own dimensions."""
+"""The model of a row: from the catalog, or from the dimensions in the row."""
 
 from pathlib import Path
 

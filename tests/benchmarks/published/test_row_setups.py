@@ -1,4 +1,4 @@
-"""The step of a row: how its degrees and batches are read."""
+"""The training setup of a row: parsing of parallelism degrees and batch sizes."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Rows of published tables: what is read, and what is left out with a reason."""
+"""Rows of published tables: which are read, and which are skipped with a reason."""
 
 import tempfile
 from pathlib import Path

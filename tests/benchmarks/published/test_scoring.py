@@ -1,4 +1,4 @@
-"""Scores of the estimator on the published measurements of the repository."""
+"""Scores of the estimator on the published measurements in the repository."""
 
 import pytest
 

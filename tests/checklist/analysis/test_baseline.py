@@ -1,4 +1,4 @@
-"""A figure is compared with its own past only: the same setting, runs that passed."""
+"""Baselines: a measurement is compared only with passed runs in the same environment."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_slower_barrier_fails_against_its_baseline() -> None:
 
 
 def test_only_passed_runs_count_for_a_baseline() -> None:
-    """Else a slow decline would become what is normal."""
+    """Otherwise a slow decline would become the baseline."""
     sick = past(100, 100, 100, verdict="FAIL", start=10) + past(100, 100, verdict="WARN", start=20)
     assert verdict(sick, 100) is None
     assert verdict(past(480, 480, 480) + sick, 100) == "FAIL"

@@ -1,4 +1,4 @@
-"""Bandwidth is counted as nccl-tests counts it; fixed cost and rate come out of a sweep."""
+"""Bus bandwidth follows nccl-tests; latency and rate are fitted from a sweep."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_an_uneven_all_to_all_has_an_even_total_and_its_busbw_counts_inter_rank_
 
 
 def sweep(alpha: float, beta: float, largest: int) -> list[tuple[int, float]]:
-    """What a network with that fixed cost and rate shows, with a protocol change in the middle."""
+    """Return a sweep of a network with this latency and rate, with a protocol change in the middle."""
     sizes = [8 << (2 * step) for step in range(20) if 8 << (2 * step) <= largest]
     bend = [1.0 if size <= 4096 or size >= 64 * MIB else 1.6 for size in sizes]
     return [(size, (alpha + size / (beta * 1e9)) * factor) for size, factor in zip(sizes, bend, strict=True)]

@@ -1,4 +1,4 @@
-"""From pair bandwidths to the node, direction or link at fault, or to "cannot tell"."""
+"""Diagnosis of pair bandwidths: the faulty node, direction or link, or an undecided result."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.checklist.clusters import Cluster
 
 
 def examine(cluster: Cluster, *, spec: float | None = None, crowded: float = 1.0, seed: int = 0) -> Diagnosis:
-    """Both passes, as a run makes them."""
+    """Run both measurement passes."""
     pairs = cluster.first_pass(seed, crowded)
     diagnosis = diagnose(pairs, cluster.nodes, spec_gbytes_per_s=spec)
     assert not diagnosis.with_status("confirmed"), "accused before the slow pairs were measured again"
@@ -82,7 +82,7 @@ def test_a_direction_that_was_slow_once_between_two_nodes_is_cleared() -> None:
 
 
 def test_a_healthy_receiver_is_not_named_if_two_of_three_nodes_send_slowly() -> None:
-    """All that reaches node 2 is slow, but both that send to it are slow senders."""
+    """Everything that reaches node 2 is slow, but both of its senders are slow."""
     diagnosis = examine(Cluster(nodes=3, transmit={0: 0.5, 1: 0.5}))
     assert named_faults(diagnosis) == []
     assert diagnosis.why == "too-few-witnesses"

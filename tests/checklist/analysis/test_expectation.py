@@ -1,4 +1,4 @@
-"""Published figures of healthy clusters pass, those of broken ones don't, also with their source left out."""
+"""Published measurements of healthy clusters pass and those of broken ones fail, without their source too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The limits of the analyses at their edges: the limit itself, and the value next to it."""
+"""Limits of the analyses at their boundaries: the limit itself, and the value next to it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lost packets: the right end is named, and nobody for what passes or what only crowding does."""
+"""Packet loss: the faulty node or link is named; transient loss and congestion name none."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HEALTHY = [(0.941, 0.01), (0.742, 0.04), (0.694, 0.028)]
 def pairs(
     nodes: int, lost: Mapping[tuple[int, int], float], alone: Iterable[tuple[int, int]] = ()
 ) -> list[Pair]:
-    """Every ordered pair, with those shares sent again and 0.01 % elsewhere; all equally fast."""
+    """Return every ordered pair with the given retransmission rates, 0.01 % elsewhere; all equally fast."""
 
     def pair(src: int, dst: int, *, again: bool) -> Pair:
         return Pair(
@@ -121,7 +121,7 @@ def test_port_counters_are_read_per_device_and_port_and_only_growth_is_reported(
 
 
 def stalled(run: list[Pair], src: int, dst: int, held_s: float, *, alone: bool = False) -> list[Pair]:
-    """Those pairs, one of whose messages was held up in one direction."""
+    """Return the pairs with one delayed message in one direction."""
     best_s = (1 << 24) / 1e9
 
     def slow(pair: Pair) -> Pair:

@@ -1,4 +1,4 @@
-"""Pairs are held against those of the same class of path: kinds of nodes, leaves, NVLink domains."""
+"""Pairs are compared within a class of paths: node kinds, leaves, NVLink domains."""
 
 from __future__ import annotations
 

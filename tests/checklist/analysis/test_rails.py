@@ -1,4 +1,4 @@
-"""A slow rail is told from a slow node, link or path."""
+"""A slow rail is distinguished from a slow node, link or path."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def pair(src: int, dst: int, slow: dict[int, float] | None = None, scale: float 
 def every(
     nodes: int, slow: dict[tuple[int, int], float], *, sends: bool = True, receives: bool = True
 ) -> list[Pair]:
-    """All pairs, of which some nodes' rails are slow: (node, rail) to share."""
+    """Return all pairs; some rails of nodes are slow: (node, rail) to share."""
     slow_rails_made = []
     for src in range(nodes):
         for dst in range(nodes):

@@ -1,4 +1,4 @@
-"""What was seen on several nights is no passing traffic; what was not is."""
+"""Recurrence over several nights: faults seen repeatedly are named, single sightings are not."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ ALL = ("a", "b", "c", "d")
 
 
 def looks(*nights: tuple[tuple[str, ...], ...]) -> list[Sightings]:
-    """One look each night."""
+    """Return one observation per night."""
     return [
         Sightings(unix=day * DAY, nodes=ALL, seen=observed_nodes) for day, observed_nodes in enumerate(nights)
     ]

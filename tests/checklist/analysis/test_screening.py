@@ -1,4 +1,4 @@
-"""All pairs at once: what is slow there gets rounds of its own."""
+"""Screening with all pairs sending at once: slow pairs are measured separately."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SIZE = 4 << 20
 
 
 def measured_seconds(rate: np.ndarray) -> np.ndarray:
-    """Seconds as each node sees them for each distance, of GB/s from node to node."""
+    """Return the seconds that each node measures per ring distance, from rates in GB/s."""
     count = len(rate)
     seconds = SIZE / 1e9 / rate
     best = np.empty((count, count - 1))

@@ -1,4 +1,4 @@
-"""Many slow nodes are all named by measuring them again in groups; crowded groups accuse nobody."""
+"""Second pass: slow nodes are named by group measurements, and congested groups name none."""
 
 from __future__ import annotations
 

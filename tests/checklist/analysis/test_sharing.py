@@ -1,4 +1,4 @@
-"""Pairs that share an uplink, among pairs of which each is well alone."""
+"""Pairs that share an uplink, each of which is fast alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FREE: Busy = lambda noise: 1 - abs(noise.normal(0, 0.02))  # noqa: E731
 
 
 def at_once(couples: Pairs, number: int, busy: Callable[[], float], uplink: float) -> list[Pair]:
-    """Both directions of couples of six nodes, three on either side of an uplink of so many pairs' rate."""
+    """Measure pairs of six nodes in both directions, three nodes on either side of a limited uplink."""
     crossing = Counter(a // 3 < b // 3 for a, b in couples)[True]
     pairs = []
     for way in (0, 1):
@@ -30,7 +30,7 @@ def at_once(couples: Pairs, number: int, busy: Callable[[], float], uplink: floa
 
 
 def run(uplink: float, busy: Busy = FREE, *, later: float | None = None, seed: int = 0) -> list[Pair]:
-    """All that is measured. ``later``: the uplink when rounds are repeated, as traffic passes."""
+    """Return all measurements; ``later`` is the uplink rate when rounds are repeated."""
     noise = np.random.default_rng(seed)
     pairs = []
     for number, couples in enumerate(schedule(6)):
@@ -83,7 +83,7 @@ def test_two_slow_pairs_are_measured_again_and_a_single_one_is_not(share: float,
 
 @pytest.mark.parametrize("slow", [0.1, 0.3, 0.5, 0.8])
 def test_hosts_too_busy_for_many_pairs_at_once_give_no_finding(slow: float) -> None:
-    """Any pair that isn't alone is slow that often, whatever its path, as on a machine under load."""
+    """Simulate a machine under load: pairs not measured alone are slow at random."""
 
     def busy(noise: np.random.Generator) -> float:
         return 0.5 if noise.random() < slow else 1.0

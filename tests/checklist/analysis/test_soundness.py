@@ -1,4 +1,4 @@
-"""A figure that cannot be counts nowhere, and whoever told it is named."""
+"""Impossible measurements are discarded and their reporter is named."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TEN_GBIT = (Nic(name="eth0", addresses=("10.0.0.1",), gbps=10.0, up=True),)
 
 
 def changed(run: Measurements, field: str, index: int, **changes: Any) -> Measurements:
-    """That run with one of its records changed."""
+    """Return the run with one of its records changed."""
     items = list(getattr(run, field))
     items[index] = dataclasses.replace(items[index], **changes)
     changed_items: Any = {field: tuple(items)}
@@ -29,7 +29,7 @@ def changed(run: Measurements, field: str, index: int, **changes: Any) -> Measur
 
 
 def reported(run: Measurements) -> list[tuple[str, int | None, int | None]]:
-    """Check, node and rank of what cannot be in that run; what is left can be written as JSON."""
+    """Check, node and rank of each impossible value; the remaining run must be valid JSON."""
     accepted = sound(run)
     json.dumps(to_dict(accepted), allow_nan=False)
     assert sound(accepted) == accepted

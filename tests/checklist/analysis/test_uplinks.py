@@ -1,4 +1,4 @@
-"""Blocks of slow links are an uplink."""
+"""Blocks of slow links are recognized as an uplink."""
 
 from __future__ import annotations
 

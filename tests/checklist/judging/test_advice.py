@@ -1,4 +1,4 @@
-"""Every finding says what to do, in a line or two that can be acted on."""
+"""Every finding has one or two lines of actionable advice."""
 
 from __future__ import annotations
 

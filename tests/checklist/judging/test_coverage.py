@@ -1,4 +1,4 @@
-"""What was measured of what: too little is no verdict, and nothing is cleared by not looking."""
+"""Coverage of measurements: too few give no verdict, and unmeasured faults stay open."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.checklist.runs import cpu_run, gpu_run, verdict_of, with_pairs, with_
 
 
 def without_ranks(run: Measurements, *ranks: int) -> Measurements:
-    """Their matrix products were not measured."""
+    """Remove the matrix products of these ranks."""
     remaining = tuple(x for x in run.locals if x.what != "gemm_bf16" or x.rank not in ranks)
     return dataclasses.replace(run, locals=remaining)
 
@@ -115,7 +115,7 @@ def slow_gpu(gpus: int = 8, **changes: object) -> Measurements:
 
 
 def with_gpu(run: Measurements, rank: int, uuid: str) -> Measurements:
-    """That run with another GPU in the place of a rank's."""
+    """Return the run with another GPU for a rank."""
     old = run.facts[rank].gpu_uuids[run.facts[rank].local_rank]
     reported = tuple(
         dataclasses.replace(fact, gpu_uuids=tuple(uuid if one == old else one for one in fact.gpu_uuids))

@@ -1,4 +1,4 @@
-"""The limits of the checks at their edges: the limit itself, and the value next to it."""
+"""Limits of the checks at their boundaries: the limit itself, and the value next to it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def row(**changes: Any) -> Threshold:
 
 
 def with_counted(minutes: float, **grown: Any) -> Measurements:
-    """A run whose load takes that long, with those counters of GPU 0 grown from zero."""
+    """Return a run with this duration of load and these counters of GPU 0 grown from zero."""
     run = gpu_run(1)
     zeros = {name: dict.fromkeys(value, 0) if isinstance(value, dict) else 0 for name, value in grown.items()}
     states = {"before": zeros, "after": grown}

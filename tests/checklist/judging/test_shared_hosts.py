@@ -1,4 +1,4 @@
-"""Two slow virtual machines of one physical host are a warning that names the other, not two bad nodes."""
+"""Two slow virtual machines of one physical host give a warning that names both, not two faulty nodes."""
 
 from __future__ import annotations
 

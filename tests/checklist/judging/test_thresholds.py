@@ -1,4 +1,4 @@
-"""Thresholds speak only for their key; a user's file overrides them, and its mistakes are named by cell."""
+"""Thresholds apply only to their key; a file of the user overrides them, and its errors are named by cell."""
 
 from __future__ import annotations
 

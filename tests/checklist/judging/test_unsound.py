@@ -1,4 +1,4 @@
-"""What cannot be is a finding against whoever told it, and changes nothing for the others."""
+"""Impossible measurements become findings on their reporter and do not affect others."""
 
 from __future__ import annotations
 

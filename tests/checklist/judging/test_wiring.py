@@ -1,4 +1,4 @@
-"""Crafted runs of real clusters: healthy ones pass, slow ones warn or fail, with the cause that fits."""
+"""Simulated runs of real clusters: healthy ones pass, slow ones warn or fail with the right cause."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ ETH_100 = {"nics": (Nic(name="eth0", addresses=("10.0.0.1",), up=True, gbps=100)
 
 @dataclass(frozen=True)
 class Case:
-    """A run of ``nodes`` x ``gpus``, and what is to be said of its largest collective."""
+    """A run of ``nodes`` x ``gpus``, and the expected verdict on its largest collective."""
 
     name: str
     nodes: int

@@ -1,4 +1,4 @@
-"""A line for CloudWatch in its embedded metric format."""
+"""CloudWatch output in the embedded metric format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures in words: with their units, from which to which, and rank by rank."""
+"""Formatting of measurements: units, ranges, and values by rank."""
 
 from __future__ import annotations
 

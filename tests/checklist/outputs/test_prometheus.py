@@ -1,4 +1,4 @@
-"""A textfile for node_exporter: verdicts, nodes and figures."""
+"""The Prometheus textfile: verdicts, nodes and measurements."""
 
 from __future__ import annotations
 

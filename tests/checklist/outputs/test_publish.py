@@ -1,4 +1,4 @@
-"""All outputs of a run together: what cannot be is refused first, what fails is a line, nothing is raised."""
+"""All outputs of a run: impossible ones are refused first, failures are reported in one line."""
 
 from __future__ import annotations
 

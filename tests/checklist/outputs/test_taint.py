@@ -1,4 +1,4 @@
-"""Bad nodes are marked in a cluster: only if asked, never too many, unmarked only by a later pass."""
+"""Taints on faulty nodes: only on request, never too many, removed only after a later pass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nodes of a real Kubernetes API server are marked, with the rights that infra/kubernetes gives."""
+"""Taints on nodes of a real Kubernetes API server, with the roles of infra/kubernetes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SICK = judge(with_pairs(gpu_run(8), Cluster(nodes=8, speed=45, transmit=SHARE, r
 
 @pytest.fixture
 def server(control_plane: ControlPlane, monkeypatch: pytest.MonkeyPatch) -> Iterator[ControlPlane]:
-    """The server with eight nodes, and alice asking."""
+    """The API server with eight nodes and the user alice."""
     names = [f"host-{number}" for number in range(8)]
     control_plane.apply(*({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}} for name in names))
     monkeypatch.setenv("KUBECONFIG", str(control_plane.kubeconfig("alice")))
@@ -39,7 +39,7 @@ def server(control_plane: ControlPlane, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 
 def allow(server: ControlPlane) -> None:
-    """Give alice what the checklist's service account gets."""
+    """Give alice the rights of the service account of the checklist."""
     role, binding = (copy.deepcopy(item) for item in yaml.safe_load_all(ROLES.read_text()))
     role["metadata"]["name"] = binding["metadata"]["name"] = binding["roleRef"]["name"] = "test-node-marker"
     binding["subjects"] = [{"kind": "User", "name": "alice", "apiGroup": "rbac.authorization.k8s.io"}]
@@ -56,7 +56,7 @@ def ours(server: ControlPlane) -> list[dict[str, str]]:
 
 
 def after_others(server: ControlPlane) -> Callable[..., None]:
-    """Cluster.patch, right before which somebody else has changed the node, once."""
+    """Change the node once right before Cluster.patch, as a concurrent writer does."""
     original_patch, todo = taint.Cluster.patch, ["label"]
 
     def patch(self: taint.Cluster, change: taint.NodeChange, how: taint.How) -> None:

@@ -1,4 +1,4 @@
-"""What a person reads at the terminal."""
+"""The report on the terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The webhook gets a message within its limits; one that fails is a line, without its address."""
+"""The webhook gets a message within its limits; a failure is one line without the address."""
 
 from __future__ import annotations
 

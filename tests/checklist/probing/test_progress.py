@@ -1,4 +1,4 @@
-"""How far a rank is, as another process reads it."""
+"""The progress of a rank, as read by another process."""
 
 from __future__ import annotations
 

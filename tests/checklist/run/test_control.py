@@ -1,4 +1,4 @@
-"""What supervisors say to each other."""
+"""Messages between supervisors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures that a rank measures alone."""
+"""Measurements that a rank makes alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CPU = torch.device("cpu")
 
 
 def speeds_in_turn(monkeypatch: pytest.MonkeyPatch, speeds: list[float]) -> None:
-    """Products that are as fast as told, one after the other, and again from the first."""
+    """Simulate matrix products with these speeds, in turn and repeated."""
     reported = itertools.cycle(speeds)
     monkeypatch.setattr(node_checks, "_product", lambda *_: lambda: next(reported))
 

@@ -1,4 +1,4 @@
-"""What is made of what two nodes tell of the bytes between them."""
+"""Measurement of node pairs from the times reported by both nodes."""
 
 from __future__ import annotations
 

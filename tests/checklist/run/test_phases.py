@@ -1,4 +1,4 @@
-"""What is asked of whom in the phases that need no network."""
+"""Requests of the phases that need no network."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.checklist.runs import facts, healthy_gpu
 
 
 def deep(requests: list[tuple[str, int, Mapping[str, Any]]]) -> Answered:
-    """Three nodes of two GPUs each, of which the first ranks are there."""
+    """Three nodes of two GPUs each; the first ranks have joined."""
 
     def answer(request_name: str, rank: int, arguments: Mapping[str, Any]) -> Any:
         requests.append((request_name, rank, arguments))

@@ -1,4 +1,4 @@
-"""Whole runs on separate hosts with one fault each: the right one is named, in bounded time."""
+"""Complete runs on separate hosts with one fault each: the right one is named within a time limit."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def measured(
     dual: bool = False,
     **overrides: Any,
 ) -> Result:
-    """The result, once it is sure that every process ended by itself, alike, and left nothing."""
+    """Return the result after checking that every process ended by itself and left nothing behind."""
     with bed(hosts, dual=dual) as made:
         fault(made)
         job = made.run(folder, *arguments, limit_s=LIMIT_S, **overrides)
@@ -69,7 +69,7 @@ def measured(
 
 
 def named(result: Result, check: str) -> set[str]:
-    """Nodes that findings of a check name, as culprits or as suspects."""
+    """Return the nodes that findings of a check name as faulty or suspect."""
     findings = [finding for finding in result.findings if finding.check == check]
     return {name for finding in findings for name in (*finding.nodes, *finding.suspects)}
 

@@ -1,4 +1,4 @@
-"""A checklist among strangers measures and judges as if nobody had called."""
+"""A checklist measures and judges normally while unknown clients connect."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_a_job_on_one_host_listens_on_its_loopback_only() -> None:
 
 
 def read_process_file(pid: int, name: str, expected_marker: bytes) -> bytes:
-    """``/proc/PID/name`` once it holds ``own``, or after 10 s: before exec it is the parent's, then empty."""
+    """Read ``/proc/PID/name`` once it has the marker, or after 10 s; before exec it is the parent's."""
     file, deadline = Path(f"/proc/{pid}/{name}"), time.monotonic() + 10
     while expected_marker not in (content := file.read_bytes()) and time.monotonic() < deadline:
         time.sleep(0.01)

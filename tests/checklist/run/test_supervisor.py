@@ -1,4 +1,4 @@
-"""The control channel and the processes around a worker: who is taken in, who is blamed, what is left."""
+"""The control channel and worker processes: joining, blame for hangs, and cleanup."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is made of the ranks' times of one collective."""
+"""Evaluation of the times that ranks report for one collective."""
 
 from __future__ import annotations
 

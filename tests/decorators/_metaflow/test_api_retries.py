@@ -1,4 +1,4 @@
-"""An API server that is gone for a while is asked on, one that refuses is not."""
+"""Requests to an API server: retried during an outage, not after a refusal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GONE = MaxRetryError(None, "/apis")  # type: ignore[arg-type]
 
 
 class NodeRequest:
-    """Stands where Metaflow's RunningJobSet does: each question is answered by the next of these."""
+    """A replacement for RunningJobSet of Metaflow; each query gets the next of these responses."""
 
     def __init__(self, *answers: Any) -> None:
         self.answers, self._client, self.renewed = list(answers), self, 0

@@ -1,4 +1,4 @@
-"""A datastore in S3 that is away for a while costs time only; one that stays away ends a run, in words."""
+"""A short outage of an S3 datastore delays a run; a long one ends it with a clear message."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def faults() -> Faults:
 
 @pytest.fixture
 def url(store: ObjectStore, faults: Faults) -> Iterator[str]:
-    """S3, with these faults before it."""
+    """Address of S3 behind a proxy with these faults."""
     with faulty_proxy.before(store.url, faults) as address:
         yield address
 
 
 class Clock:
-    """The time of a test: it goes on when somebody sleeps, and then something may change."""
+    """A simulated clock: sleeping advances it, and scheduled changes take place."""
 
     def __init__(self) -> None:
         self.now, self.then = 0.0, dict[float, Callable[[], None]]()
@@ -72,7 +72,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def storage(url: str, store: ObjectStore, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> S3Storage:
-    """With a client that tries once: how long boto3 itself tries is not what is tested."""
+    """A store whose client tries once, because retries of boto3 are not under test."""
     import boto3
     from botocore.config import Config
     from botocore.exceptions import ClientError

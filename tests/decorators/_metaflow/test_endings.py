@@ -1,4 +1,4 @@
-"""How a run ends, and what doesn't end it."""
+"""Ends of a run, and events that do not end it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors of a backend in the process that waits for a job; the last message is the failed step's cause."""
+"""Errors of a backend in the process that waits for a job; the last message is the cause of the failure."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_deleted_job_is_named_as_deleted(waiting: Any) -> None:
 
 
 class Kubernetes:
-    """Metaflow's class, as far as it is wrapped."""
+    """The parts of the Metaflow class that are wrapped."""
 
     def __init__(self, error: Exception | None, job: Any = None) -> None:
         self.error, self._job = error, job

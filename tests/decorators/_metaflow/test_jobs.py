@@ -1,4 +1,4 @@
-"""What is called while Metaflow waits for a job."""
+"""Callbacks while Metaflow waits for a job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A killed run is told apart from a running one."""
+"""A killed run is distinguished from a running one."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Pods of a workflow on Argo: camel case for names of fields, not for names of resources."""
+"""Pods of an Argo workflow: field names are converted to camel case, resource names are not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Disruptions have a budget and waits of their own, and are counted apart from attempts."""
+"""Disruptions have their own budget and waits, and are counted separately from attempts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ JOB = WaitedJob(backend="kubernetes", kind="jobset", name="js-1", namespace="n")
 
 
 class _Bed:
-    """A step of run 7 that loses pods; the clock is the test's."""
+    """A step of run 7 that loses pods, with a simulated clock."""
 
     def __init__(self, max_disruptions: int, lost: Callable[[], Loss | None]) -> None:
         self.now, self.said, self.waits = 1000.0, list[str](), list[float]()
@@ -35,7 +35,7 @@ class _Bed:
 
 @pytest.fixture
 def noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Disruptions:
-    """Of run 7, whose step train this process waits for, in attempt 1."""
+    """Records of run 7; this process waits for its step train in attempt 1."""
     storage = LocalStorage(tmp_path)
     monkeypatch.setattr(disruptions, "datastore", lambda: storage)
     monkeypatch.setattr(_metaflow, "waited_attempt", lambda: ("7", "train", 1))

@@ -1,4 +1,4 @@
-"""Retries of a deployed step: how many, and which failures end them."""
+"""Retries of a deployed step: their number, and which failures end them."""
 
 from pathlib import Path
 from types import SimpleNamespace

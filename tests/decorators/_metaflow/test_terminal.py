@@ -1,4 +1,4 @@
-"""A run on the terminal of the one who launches it."""
+"""The output of a run on a terminal."""
 
 from __future__ import annotations
 

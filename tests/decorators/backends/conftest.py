@@ -1,4 +1,4 @@
-"""An AWS account of moto's, and job queues in it."""
+"""An AWS account in moto with job queues."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def account(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def queue(account: None) -> Callable[..., str]:
-    """Makes a queue with one compute environment."""
+    """Create a queue with one compute environment."""
 
     def make(
         name: str = "gpus", state: str = "ENABLED", environment: str = "ENABLED", **resources: Any

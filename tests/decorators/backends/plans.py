@@ -1,4 +1,4 @@
-"""Plans of the real planner for clusters, and nodes as an API server tells them."""
+"""Plans of the real planner for clusters, and nodes as returned by an API server."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def planned(
 
 
 def node_object(name: str, **overrides: Any) -> dict[str, Any]:
-    """A Ready node with 8 H100, as EKS with NVIDIA's and AWS's device plugins shows it.
+    """Return a Ready node with 8 H100, as on EKS with the device plugins of NVIDIA and AWS.
 
     ``labels``, ``resources`` and ``taints`` are laid over; a resource of None is left out.
     """

@@ -1,4 +1,4 @@
-"""A step as a mutator sees it, without a flow around it."""
+"""A step as seen by a mutator, without a flow."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from decorators._metaflow import Backend, UserValue
 
 
 class RecordedStep:
-    """What a mutator sees of a step, kept in a dict."""
+    """The view of a step for a mutator, stored in a dict."""
 
     def __init__(
         self, backend: Backend, *, parallel: bool = True, written: tuple[str, ...] = (), **values: Any
@@ -39,6 +39,6 @@ class RecordedStep:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Without what is Metaflow's."""
+        """Variables of the step without those of Metaflow."""
         variables = self.values("environment").get("vars") or {}
         return {name: value for name, value in variables.items() if not name.startswith("METAFLOW_")}

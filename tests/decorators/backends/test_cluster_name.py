@@ -1,4 +1,4 @@
-"""The name of the cluster that a run is launched at."""
+"""The name of the cluster on which a run is launched."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every backend is asked and answers."""
+"""The common interface of all backends."""
 
 from __future__ import annotations
 

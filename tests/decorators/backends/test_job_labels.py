@@ -1,4 +1,4 @@
-"""Who runs what for whom: labels on Kubernetes' jobs and pods, tags on Batch's jobs."""
+"""Owner, flow and team of a run as labels of Kubernetes jobs and pods and tags of Batch jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A container that is ended as a whole for want of memory is noted for the next attempt."""
+"""A container killed for memory is recorded for the next attempt."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KILLED = "OutOfMemoryError: Container killed due to memory usage"
 
 @pytest.fixture
 def plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Replanning:
-    """What the attempts of run 7 leave; this process waits for its step train's attempt 1."""
+    """Stored plans of the attempts of run 7; this process waits for attempt 1 of its step train."""
     storage = LocalStorage(tmp_path)
     monkeypatch.setattr(oom_kills, "datastore", lambda: storage)
     monkeypatch.setattr(_metaflow, "waited_attempt", lambda: ("7", "train", 1))
@@ -57,7 +57,7 @@ def test_an_oom_killed_pod_is_recorded_for_the_next_attempt(
 
 
 class Jobs:
-    """Stands where boto3's Batch client does."""
+    """A replacement for the Batch client of boto3."""
 
     def __init__(self, *reasons: str) -> None:
         self.reasons = reasons

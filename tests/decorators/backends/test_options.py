@@ -1,4 +1,4 @@
-"""What a user says of where a run goes: by flags, settings and the environment."""
+"""Backend options of the user: flags, settings and environment variables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a plan and the user's own values to what is asked of the cluster."""
+"""Requests to the cluster, combined from a plan and values of the user."""
 
 from __future__ import annotations
 

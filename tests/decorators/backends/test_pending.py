@@ -1,4 +1,4 @@
-"""A wait says each reason once, ends in time, and leaves nothing behind. The clock is the test's."""
+"""A pending job: each reason is printed once, the wait has a timeout, the job is removed. Simulated clock."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ JOB = WaitedJob(backend="kubernetes", kind="job", name="t-1")
 
 
 class _Bed:
-    """A watch whose cluster answers from a function of the time."""
+    """A watch on a cluster whose state is a function of time."""
 
     def __init__(self, states: Callable[[float], WaitState], minutes: float = 30) -> None:
         self.now, self.said, self.ended, self.looks = 0.0, list[str](), list[str](), 0

@@ -1,4 +1,4 @@
-"""A step's decorators are filled in at the launch, its container's variables in the process that waits."""
+"""Decorators of a step are filled in at launch, container variables in the waiting process."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_decisions_of_the_launch_reach_the_process_that_waits_for_the_job() -> N
 
 
 def test_a_single_node_step_has_no_network_variables_for_any_plan() -> None:
-    """A single container on Batch has the host's interfaces: gloo would not find its own."""
+    """A single container on Batch has the interfaces of the host; gloo would not find its own."""
     alone = RecordedStep("kubernetes", parallel=False)
     placing.place(cast("StepView", alone), _asked(alone))
     assert alone.environment == {}
@@ -125,7 +125,7 @@ def test_a_step_of_another_size_is_inspected_with_its_own_request(monkeypatch: p
 
 
 def test_pod_settings_of_a_step_are_equal_before_and_after_placing() -> None:
-    """Else the cluster would be asked again for each step of a run."""
+    """Otherwise the cluster would be queried again for each step of a run."""
     toleration = {"key": "team", "operator": "Exists"}
     step = RecordedStep("kubernetes", tolerations=[toleration])
     before = PodSettings.of(_asked(step))
@@ -136,7 +136,7 @@ def test_pod_settings_of_a_step_are_equal_before_and_after_placing() -> None:
 
 
 def test_only_the_tolerations_of_the_user_are_inspected_if_they_are_set() -> None:
-    """They replace those of the table, so that a node with one of its taints would never take the pod."""
+    """They replace those of the table; a node with a taint of the table would not accept the pod."""
     user_tolerations = {"key": "nvidia.com/gpu", "value": "mine", "effect": "NoSchedule"}
     step = RecordedStep("kubernetes", written=("tolerations",), tolerations=[user_tolerations])
     pods = PodSettings.of(_asked(step))

@@ -1,4 +1,4 @@
-"""A user's patch of the training pods is refused in two lines before anything is submitted, or is one."""
+"""A patch for training pods is read, or refused in two lines before submission."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""After an attempt that ran out of memory, Metaflow's next one asks for the machine that its plan needs."""
+"""After an attempt that ran out of memory, the next one requests the machine of its new plan."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def launched() -> Plan:
 
 @pytest.fixture
 def decorator(launched: Plan) -> Any:
-    """Metaflow's own, as the launch has left it."""
+    """The Metaflow decorator as left by the launch."""
     result = KubernetesDecorator(attributes={"gpu": "8", "cpu": "86", "memory": "1000"})
     result.external_init()
     result.attributes["node_selector"] = {
@@ -79,7 +79,7 @@ def install(decorator: Any, launched: Plan) -> None:
 
 
 def started(decorator: Any, attempt: int) -> Any:
-    """What Metaflow would start as that attempt."""
+    """Return what Metaflow would start as that attempt."""
     arguments = SimpleNamespace(
         task=SimpleNamespace(run_id="7"), env={}, command_args=[], command_options={}, entrypoint=["python"]
     )

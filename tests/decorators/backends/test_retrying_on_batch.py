@@ -1,4 +1,4 @@
-"""After an attempt that ran out of memory on Batch, the next one goes to the next GPU's queue (moto's)."""
+"""After an attempt that ran out of memory on Batch, the next one uses the queue of the next GPU (moto)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def launched() -> Plan:
 
 @pytest.fixture
 def following(launched: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NextPlan:
-    """What the first attempt of run 7 has left: a plan for another GPU."""
+    """The stored plan of the first attempt of run 7, for another GPU."""
     storage = LocalStorage(tmp_path)
     monkeypatch.setattr(retrying, "datastore", lambda: storage)
     queue_preflight._check_once.cache_clear()
@@ -47,7 +47,7 @@ def following(launched: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.fixture
 def decorator(launched: Plan) -> Any:
-    """Metaflow's own, as the launch has left it."""
+    """The Metaflow decorator as left by the launch."""
     sizes = {"gpu": "8", "cpu": str(launched.request.cpu), "memory": str(launched.request.memory_mib)}
     role = "arn:aws:iam::123456789012:role/any"
     result = BatchDecorator(attributes={**sizes, "image": "127.0.0.1:9/a:1", "iam_role": role})

@@ -1,4 +1,4 @@
-"""A pod template is patched as Kubernetes itself would."""
+"""A pod template is patched like Kubernetes does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tables of fabrics, variables, quotas and releases are right in themselves, and so is what follows."""
+"""Tables of fabrics, variables, quotas and releases, and values derived from them."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_variables_are_set_only_for_the_fabric_in_use(
 
 
 def test_an_interface_is_named_to_nccl_by_exclusion_and_to_gloo_exactly() -> None:
-    """A prefix that a machine lacks stops NCCL; gloo takes an exclusion for a name."""
+    """A prefix that a machine lacks stops NCCL; gloo reads an exclusion as a name."""
     for row in tables.variables():
         if row.name == "NCCL_SOCKET_IFNAME":
             assert row.value.startswith("^")

@@ -1,4 +1,4 @@
-"""The card of a running and of a finished step, drawn by a real browser without a network."""
+"""The card of a running and of a finished step in a real browser without a network."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _get(home: Home, name: str) -> Path | None:
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The card's page while the step runs, and after it has ended."""
+    """The page of the card while the step runs, and after it has ended."""
     home = Home(tmp_path_factory.mktemp("cards"))
     (home.path / ".metaflow").mkdir()
     options = ("--model", "llama-8b", "--steps", "120", "--of-steps", "400", "--until", "running.html")

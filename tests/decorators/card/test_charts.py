@@ -1,4 +1,4 @@
-"""The charts of a card, from plain values."""
+"""Charts of a card from plain values."""
 
 from __future__ import annotations
 

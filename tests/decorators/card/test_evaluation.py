@@ -1,4 +1,4 @@
-"""The evaluation's part of a card."""
+"""The evaluation section of a card."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory on the card: no counter's figure stands beside another counter's prediction."""
+"""Memory on the card: each measured counter is shown next to its own prediction."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def with_gpus(state: CardState, **changes: dict[int, Any]) -> CardState:
 
 
 def loading(rank: int, seconds: float, dt: float) -> list[Step]:
-    """Steps of a rank that waits for data."""
+    """Return steps of a rank that waits for data."""
     values = {
         "loss": None,
         "lr": None,

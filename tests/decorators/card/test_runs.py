@@ -1,4 +1,4 @@
-"""Runs beside each other."""
+"""Comparison of several runs."""
 
 from __future__ import annotations
 

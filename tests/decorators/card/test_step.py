@@ -1,4 +1,4 @@
-"""The card's text and charts, from plain values."""
+"""Text and charts of the card from plain values."""
 
 from __future__ import annotations
 

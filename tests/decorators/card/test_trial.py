@@ -1,4 +1,4 @@
-"""The card's table of tried plans."""
+"""The table of measured plans on the card."""
 
 from __future__ import annotations
 

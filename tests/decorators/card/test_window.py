@@ -1,4 +1,4 @@
-"""The card's part on a profiled window."""
+"""The section of a profiled window on the card."""
 
 from __future__ import annotations
 

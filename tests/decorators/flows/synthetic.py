@@ -1,4 +1,4 @@
-"""Telemetry of a run that never was: smooth losses, steady steps, memory that rises at the start."""
+"""Simulated telemetry of a run: smooth losses, steady steps, memory that rises at the start."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ GIB = 2**30
 def events(
     *, steps: int, ranks: int, on_gpus: bool, started: float | None = None, seconds: float = 2.0
 ) -> list[Event]:
-    """What ``ranks`` ranks of one node report in ``steps`` steps of about ``seconds`` each."""
+    """Return the events of ``ranks`` ranks of one node in ``steps`` steps of about ``seconds`` each."""
     at = time.time() if started is None else started
     events_made: list[Event] = []
     for rank in range(ranks):

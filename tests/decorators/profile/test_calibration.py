@@ -1,4 +1,4 @@
-"""A finished step's record: what is compared with what, what is left out, and that it never breaks a run."""
+"""The calibration record of a finished step: compared values, exclusions, and errors that end no run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records of earlier runs are made of their artifacts."""
+"""Calibration records from the artifacts of earlier runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.decorators.profile.test_calibration import pair, record
 
 
 class OfAnotherVersion:
-    """A task's artifact whose class is there no more."""
+    """An artifact whose class no longer exists."""
 
     def __init__(self, name: str) -> None:
         self.id = name

@@ -1,4 +1,4 @@
-"""Sampling with real processes and with stand-ins for NVML."""
+"""Sampling with real processes and a simulated NVML."""
 
 from __future__ import annotations
 
@@ -266,7 +266,7 @@ def _unsupported(*_: Any) -> Any:
 
 
 def _nvml(count: int) -> Any:
-    """A stand-in for the module pynvml with a few GPUs; a handle is the GPU's number."""
+    """Return a replacement for the module pynvml with a few GPUs; a handle is the number of the GPU."""
     nvml: Any = types.ModuleType("pynvml")
     nvml.nvmlMemory_v2 = 2
     nvml.nvmlInit = lambda: None
@@ -285,7 +285,7 @@ def _nvml(count: int) -> Any:
 
 
 class _RisingGpus(Gpus):
-    """One GPU, of which ``used`` is in use; each question may cost processor time."""
+    """One GPU with ``used`` bytes in use; each query may cost processor time."""
 
     def __init__(self, *, dear_memory: float = 0.0, dear_figures: float = 0.0) -> None:
         self.infos, self.note = [GpuInfo(index=0, name="Test GPU", total_bytes=144)], ""
@@ -311,7 +311,7 @@ def _started(monkeypatch: pytest.MonkeyPatch, gpus: _RisingGpus) -> Sampler:
 
 
 def _burn(seconds: float) -> int:
-    """Take processor time, as a look does that is dear."""
+    """Use processor time, like an expensive query."""
     end = time.thread_time() + seconds
     while time.thread_time() < end:
         pass

@@ -1,4 +1,4 @@
-"""The checklist's card: what it says, and that a browser without a network draws it."""
+"""The card of the checklist: its content, and rendering in a browser without a network."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _slow_run(nodes: int = 6) -> Result:
 
 
 def _earlier(result: Result, runs: int = 4) -> list[past_runs.PastRun]:
-    """The same runs before, a day apart."""
+    """Return the same runs on earlier days."""
     runs_made = []
     for day in range(1, runs + 1):
         back = result.finished_unix - 86_400 * day

@@ -1,4 +1,4 @@
-"""A training run heeds its cluster's newest checklist: it stops, avoids bad nodes, takes the bandwidth."""
+"""A training run uses the newest checklist of its cluster: it stops, avoids bad nodes, uses the bandwidth."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def checked(result: Result) -> Checked:
 
 
 def leave(home: Path, cluster: str, result: Result, **changes: Any) -> None:
-    """Run the flow that leaves this result for that cluster."""
+    """Run the flow that stores this result for that cluster."""
     flow, file = home / "checklist_flow.py", home / "result.json"
     flow.write_text(STAND_IN)
     file.write_text(json.dumps({**json.loads(results.to_json(result)), **changes}))

@@ -1,4 +1,4 @@
-"""What a checklist asks for, and what it refuses before it runs."""
+"""Requests of a checklist run, and refusals before it starts."""
 
 from __future__ import annotations
 

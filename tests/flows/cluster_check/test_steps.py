@@ -1,4 +1,4 @@
-"""What the flow's steps make of measurements that came back in part, or not at all."""
+"""Steps of the checklist flow with partial or missing measurements."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_node_0_stores_the_measurements_and_every_node_returns_them(
 
 
 class EndedTask(dict[str, Any]):
-    """The task "verdict" of an earlier run, with what it has stored."""
+    """The task "verdict" of an earlier run with its artifacts."""
 
     finished = True
 

@@ -1,4 +1,4 @@
-"""A training that is held up says by whom, and the next checklist looks there first."""
+"""A training run reports its straggler, and the next checklist measures that node first."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ STOPPED_S, RUNS_S = 0.1, 0.02  # often in a step: as a processor that is slow, w
 
 
 def _pid_of_rank_1(home: Path) -> int | None:
-    """Of a rank that has made a step."""
+    """Return the process of rank 1 once it has made a step."""
     for file in home.glob("work/**/telemetry/rank-00001.jsonl"):
         events = [json.loads(line) for line in file.read_text().splitlines()]
         if any(event["kind"] == "step" for event in events):
@@ -41,7 +41,7 @@ def _pid_of_rank_1(home: Path) -> int | None:
 
 @contextlib.contextmanager
 def _slowed(home: Path, training: subprocess.Popen[str]) -> Iterator[None]:
-    """Rank 1 stands still most of the time, from its first step on."""
+    """Stop rank 1 most of the time, from its first step on."""
     over = threading.Event()
 
     def slow() -> None:

@@ -1,4 +1,4 @@
-"""Scores of answers by a reward model's folder."""
+"""Scores of answers by a reward model in a folder."""
 
 from __future__ import annotations
 

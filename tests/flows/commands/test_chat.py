@@ -1,4 +1,4 @@
-"""``finetune chat``: a finished run's model answers from the command line."""
+"""``finetune chat``: the model of a finished run answers on the command line."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def run(finished_run: Callable[[str, str, int], FlowRun]) -> FlowRun:
 
 @pytest.fixture
 def chat(run: FlowRun, tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """``chat("--once", input="Hello", folder=...)``: the command as a user's shell has it."""
+    """``chat("--once", input="Hello", folder=...)``: run the command as in a shell."""
     script = tmp_path / "finetune"
     script.write_text("from estimator.cli.app import main\nmain()\n")
 
@@ -48,7 +48,7 @@ def chat(run: FlowRun, tmp_path: Path) -> Callable[..., subprocess.CompletedProc
 
 
 def generated(folder: Path) -> str:
-    """The greedy answer as the page of a model says to ask it."""
+    """Return the greedy answer from the example on the model card."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder)

@@ -1,4 +1,4 @@
-"""finetune run, check, flow: which words the packaged flows get, and that they run from any folder."""
+"""finetune run, check, flow: arguments passed to the packaged flows, from any folder."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FINETUNE = [sys.executable, "-m", "estimator.cli.app"]
 def finetune(
     home: Path, *arguments: str, timeout: float = 120, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """``finetune WORDS`` in the folder ``home``, which has nothing of ours in it."""
+    """Run ``finetune`` with these arguments in ``home``, an empty folder."""
     done = subprocess.run(
         [*FINETUNE, *arguments],
         cwd=home,

@@ -1,4 +1,4 @@
-"""Log files of launches and tasks, in a store that is a folder."""
+"""Log files of launches and tasks in a local store."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _log = logging.getLogger("launchers.run.preparation")
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The store's folder, in a task of run 7."""
+    """The folder of the store, in a task of run 7."""
     folder = tmp_path / "store"
     monkeypatch.setattr(run_logs, "datastore", lambda: LocalStorage(folder))
     monkeypatch.setattr(run_logs, "run_id", lambda: "7")

@@ -1,4 +1,4 @@
-"""Options of `finetune run`: every setting is one, and none collides with a flow's parameter."""
+"""Options of `finetune run`: one per setting, without collisions with parameters of a flow."""
 
 from __future__ import annotations
 

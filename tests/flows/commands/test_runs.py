@@ -1,4 +1,4 @@
-"""``finetune runs``: finished runs beside each other."""
+"""``finetune runs``: comparison of finished runs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def run(finished_run: Callable[[str, str, int], FlowRun]) -> FlowRun:
 def of_run(
     run: FlowRun, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
-    """``of_run("costs", "--json")``: the ``finetune`` command in that run's folder."""
+    """``of_run("costs", "--json")``: run ``finetune`` in the folder of that run."""
     script = tmp_path_factory.mktemp("command") / "finetune"
     script.write_text("from estimator.cli.app import main\nmain()\n")
     modules = ("estimator.cli.app", "flows.commands.costs", "flows.commands.past_runs", "flows.commands.runs")

@@ -1,4 +1,4 @@
-"""``finetune serve``: a server of its own process answers OpenAI's client, and leaves nothing behind."""
+"""``finetune serve``: a server process answers the OpenAI client and leaves no process."""
 
 from __future__ import annotations
 

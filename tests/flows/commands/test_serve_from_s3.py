@@ -24,7 +24,7 @@ CREDENTIALS = {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x", "AWS_DEFA
 
 
 class S3Kind:
-    """Metaflow's S3 datastore."""
+    """The S3 datastore of Metaflow."""
 
     TYPE = "s3"
     datastore_root = "s3://bucket/some/root"
@@ -32,7 +32,7 @@ class S3Kind:
 
 @pytest.fixture
 def stored(s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FinishedModel:
-    """The model of run 17, on this machine and in S3."""
+    """The model of run 17, in a local folder and in S3."""
     monkeypatch.setattr(_metaflow, "configured_storage", S3Kind)
     _s3_storage(s3, monkeypatch)
     model = tiny_llama.make(tmp_path / "run" / "model", config={**tiny_llama.CONFIG, "num_hidden_layers": 1})

@@ -1,4 +1,4 @@
-"""finetune settings: what it lists and finds."""
+"""finetune settings: listing and search."""
 
 from __future__ import annotations
 

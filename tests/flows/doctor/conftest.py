@@ -1,4 +1,4 @@
-"""A probe by its name, in a process of its own as the command runs it, and a home that is the test's."""
+"""Probes by name, each in its own process as the command runs them, with a test home."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kubernetes, Batch and Slurm: away, broken, slow; what is missing there is named with what mends it."""
+"""Kubernetes, Batch and Slurm: unreachable, broken or slow; missing parts are named with a fix."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_hanging_login_command_is_ended_with_its_child_processes(
 
 
 class Cluster(Api):
-    """One that has the namespace, and what else it is given by path."""
+    """A cluster with the namespace and the given objects by path."""
 
     objects: dict[str, dict[str, object]]
 

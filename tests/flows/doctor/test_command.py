@@ -1,4 +1,4 @@
-"""``finetune doctor`` as a user calls it: its text, its JSON, its status; what it never shows or leaves."""
+"""``finetune doctor`` as a user calls it: text, JSON, exit status, and no secrets or leftovers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metaflow's profile, datastore and metadata, each with one that works and those that don't."""
+"""Profile, datastore and metadata service of Metaflow: working and broken ones."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_an_unwritable_datastore_root_is_reported_with_the_variable_that_sets_it
 
 @pytest.fixture(scope="module")
 def s3() -> Iterator[str]:
-    """The address of an S3 that has the bucket."""
+    """The address of an S3 server with the bucket."""
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     url = "http://{}:{}".format(*server.get_host_and_port())

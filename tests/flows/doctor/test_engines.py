@@ -1,4 +1,4 @@
-"""Engines that are installed work; those that are not, or are broken, are said with what mends them."""
+"""Installed engines work; missing or broken ones are reported with a fix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Versions of what is installed, and extras that lack something."""
+"""Versions of installed packages, and incomplete extras."""
 
 from __future__ import annotations
 

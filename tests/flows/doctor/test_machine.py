@@ -1,4 +1,4 @@
-"""What is said of GPUs, torch and NCCL, on this machine."""
+"""GPUs, torch and NCCL of this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Probes in processes of their own: broken ones are a line, slow ones end at their limit."""
+"""Probes in separate processes: failing ones are reported in one line, slow ones end at their limit."""
 
 from __future__ import annotations
 

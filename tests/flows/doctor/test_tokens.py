@@ -1,4 +1,4 @@
-"""Tokens are there or not; more is never said."""
+"""Tokens are reported as present or missing, never by value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the launching process leaves for tasks elsewhere."""
+"""Files that the launch stores for remote tasks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of one's own tasks on their way to the steps that score them."""
+"""Files of custom harness tasks on their way to the scoring steps."""
 
 from __future__ import annotations
 

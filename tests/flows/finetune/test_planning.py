@@ -1,4 +1,4 @@
-"""Planning: from flags to settings to a plan, and what is refused on the way."""
+"""Planning: from flags to settings to a plan, and refusals."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ ON_CLUSTER = {"model": "llama-8b", "method": "lora", "engine": "torchtune"}
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> list[Cluster | UserError]:
-    """What the backend answers; the first of the list. Nothing is staged for tasks elsewhere."""
+    """Responses of the backend; the first is used. Nothing is uploaded for remote tasks."""
     p5 = nodes_of("p5.48xlarge", 2)
     answers: list[Cluster | UserError] = [Cluster(context="training", nodes=(p5,))]
 

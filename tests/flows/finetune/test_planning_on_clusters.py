@@ -1,4 +1,4 @@
-"""What ``run --with kubernetes`` plans on clusters of other shapes, what the user is told, and admission."""
+"""Plans of ``run --with kubernetes`` on clusters of different shapes, their messages, and admission."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def shape(control_plane: ControlPlane, request: pytest.FixtureRequest) -> Iterat
 
 @pytest.fixture
 def run(shape: Shape, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """The plan of ``run --with kubernetes`` with these parameters, and the pods' tolerations if any."""
+    """Return the plan of ``run --with kubernetes`` with these parameters, and tolerations of its pods."""
     monkeypatch.setenv("KUBECONFIG", str(shape.plane.kubeconfig()))
     monkeypatch.setattr(artifacts, "stage", lambda _, model: (model, {}))
     monkeypatch.setattr(artifacts, "carry", lambda *_: None)

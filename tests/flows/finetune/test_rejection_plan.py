@@ -1,4 +1,4 @@
-"""What is refused before a rejection run begins, and what is said of its size and price."""
+"""Refusals before a rejection sampling run, and its size and price."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_the_number_of_steps_follows_from_the_maximum_number_of_kept_answers(
 
 
 def printed(params: dict[str, Any], backend: Any, capsys: pytest.CaptureFixture[str]) -> str:
-    """What --plan-only says, as one line."""
+    """Return the output of --plan-only as one line."""
     with pytest.raises(SystemExit):
         planning.plan_from_parameters({"settings": {}, "plan_only": True, **params}, backend)
     return " ".join(capsys.readouterr().out.split())

@@ -1,4 +1,4 @@
-"""Scoring functions that travel with a run, and those that needn't."""
+"""Scoring functions that are sent along with a run, and those that are not."""
 
 from __future__ import annotations
 

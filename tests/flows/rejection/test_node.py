@@ -1,4 +1,4 @@
-"""Nodes, GPUs and batches of generation, by the plan."""
+"""Nodes, GPUs and batches of generation from the plan."""
 
 from __future__ import annotations
 

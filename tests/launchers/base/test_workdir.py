@@ -1,4 +1,4 @@
-"""Work folders: each task's own, gone when it ends, however it ends."""
+"""Work folders: one per task, removed when it ends for any reason."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ STRANGER = 65534
 
 @pytest.fixture(autouse=True)
 def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The user's folder in a place that he has named, before anything is made there."""
+    """The work folder of the user before anything is created in it."""
     monkeypatch.setenv("FINETUNE_WORK_DIR", str(tmp_path / "work"))
     return workdir.root()
 
 
 @pytest.fixture
 def everybodys(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A temporary folder as all users of a machine share it."""
+    """A temporary folder shared by all users of a machine."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o1777)
         monkeypatch.delenv("FINETUNE_WORK_DIR")
@@ -62,7 +62,7 @@ def test_a_work_folder_exists_while_its_task_runs_and_is_removed_afterwards(base
 
 
 def test_the_folder_of_a_killed_task_is_removed_and_that_of_a_running_task_kept(base: Path) -> None:
-    """Also where the processes cannot see each other, as in containers that share a volume."""
+    """Processes may be invisible to each other, as in containers that share a volume."""
     command = [sys.executable, "-c", HOLD]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(command, cwd=ROOT, text=True, **pipes) as task:  # type: ignore[call-overload]
@@ -91,7 +91,7 @@ def test_a_folder_that_cannot_be_written_is_reported_in_two_lines(base: Path) ->
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small disk")
 def test_a_disk_that_fills_up_during_a_task_is_reported_in_two_lines(base: Path) -> None:
-    """numpy's own error holds neither the system's number nor the file."""
+    """The error of numpy has neither an error number nor a file name."""
     base.mkdir(parents=True)
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(base)]).returncode != 0:
         pytest.skip("mount is not allowed here")
@@ -149,7 +149,7 @@ def test_a_symbolic_link_as_the_work_folder_is_refused_even_if_the_user_owns_it(
 
 @needs_root
 def test_other_users_cannot_read_write_or_replace_a_work_folder(everybodys: Path) -> None:
-    """Nor where the folder is left from a time when others could write into it."""
+    """Also if the folder was left from a time when others could write into it."""
     workdir.root().mkdir()
     workdir.root().chmod(0o777)
     with workdir.work_folder("7", "train", "3") as folder:

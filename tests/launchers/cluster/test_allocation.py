@@ -1,4 +1,4 @@
-"""What is read from the variables of Slurm, PBS, OpenMPI and torchrun, as these set them."""
+"""Node addresses read from the variables of Slurm, PBS, OpenMPI and torchrun."""
 
 from __future__ import annotations
 

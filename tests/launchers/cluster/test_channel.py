@@ -1,4 +1,4 @@
-"""The channel between the processes of a run: those that know the secret meet, strangers do no harm."""
+"""The channel between the processes of a run: members with the secret connect, others are refused."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def endpoint(port: int | None = None, **changes: Any) -> Endpoint:
 
 
 class Main:
-    """A listener that takes in whoever knows the secret, unless its name is negative."""
+    """A listener that accepts callers with the secret, unless their name is negative."""
 
     def __init__(self, address: Endpoint) -> None:
         self.where = address
@@ -85,7 +85,7 @@ def stranger(main: Main) -> socket.socket:
 
 
 def ended(sock: socket.socket, within_s: float = 10.0) -> float:
-    """Seconds until the other end has closed."""
+    """Return the seconds until the other end has closed."""
     begin = time.monotonic()
     sock.settimeout(within_s)
     with contextlib.suppress(ConnectionError):
@@ -95,7 +95,7 @@ def ended(sock: socket.socket, within_s: float = 10.0) -> float:
 
 
 def takes_part(main: Main, name: int = 1) -> float:
-    """Seconds until a caller that knows the secret has exchanged messages both ways."""
+    """Return the seconds in which a caller with the secret exchanges messages both ways."""
     begin = time.monotonic()
     mine = call(main.where, name)
     who, theirs = main.members.get(timeout=10)
@@ -111,7 +111,7 @@ def takes_part(main: Main, name: int = 1) -> float:
 
 
 def greeting(address: Endpoint, challenge: bytes, claim: bytes, *, role: str = "caller") -> bytes:
-    """What a caller says that knows the secret."""
+    """Return the greeting of a caller with the secret."""
     nonce = b"n" * 32
     proof = address.prove(role, challenge[len(MAGIC) :], nonce, claim)
     return MAGIC + nonce + len(claim).to_bytes(4, "big") + claim + proof
@@ -132,7 +132,7 @@ def test_a_caller_with_another_secret_or_of_another_run_is_refused(
 
 
 def test_a_caller_rejects_a_listener_that_does_not_know_the_secret() -> None:
-    """It sends the caller's own proof back, which was made for the other role."""
+    """The listener sends back the proof of the caller, which belongs to the other role."""
     address = endpoint()
     with socket.create_server(("127.0.0.1", address.ports[0])) as listener:
 
@@ -316,7 +316,7 @@ def test_a_listener_on_a_loopback_address_accepts_connections_at_that_address_on
 
 
 def serve(port: int) -> None:
-    """A process that greets until it is killed."""
+    """Accept greetings until the process is killed."""
     main = Main(endpoint(port))
     print("listens", flush=True)
     connections = []

@@ -1,4 +1,4 @@
-"""A process goes on when its terminal hangs up, and so do those that it has started."""
+"""A process and its children continue when their terminal hangs up."""
 
 from __future__ import annotations
 

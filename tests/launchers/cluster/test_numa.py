@@ -1,4 +1,4 @@
-"""CPUs of a rank: those next to its GPU, unless they are too few."""
+"""CPUs of a rank: those close to its GPU, unless they are too few."""
 
 from __future__ import annotations
 

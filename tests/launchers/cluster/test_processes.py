@@ -1,4 +1,4 @@
-"""A signal that ends a task finds no lock half taken, and processes end with what they have started."""
+"""Deferred signals, and processes that end with their children."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def poll(signals: processes.WaitingSignals) -> None:
 
 
 def interrupted(done: list[str], *, look_at: int | None = None, times: int = 1) -> None:
-    """Does a few things, and is told to stop before each of the first of them."""
+    """Do a few things and receive a signal before each of the first ones."""
     with processes.signals_wait() as signals:
         for number in range(3):
             if number < times:

@@ -1,4 +1,4 @@
-"""A server admits by its rule, receives from each peer, and distinguishes a goodbye from a loss."""
+"""A server admits nodes by a rule, receives from each, and distinguishes a goodbye from a loss."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MESSAGES: TypeAdapter[Any] = TypeAdapter(Annotated[Beat | Goodbye | Text, Field(
 
 
 class Recorder:
-    """Server of three nodes that records what it receives and whom it loses."""
+    """A server of three nodes that records received messages and lost nodes."""
 
     def __init__(self) -> None:
         ports = (unused_port(),)

@@ -1,4 +1,4 @@
-"""A rank's share of the prepared rows, and the loss over them."""
+"""The share of a rank of the prepared rows, and the loss over them."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_counted_labels_of_a_step_are_summed_over_all_ranks(tmp_path: Path) -> N
 
 
 class Rows:
-    """Rows of those lengths; a pair has two."""
+    """Rows of these lengths; a pair has two."""
 
     def __init__(self, *lengths: tuple[int, ...]) -> None:
         self._lengths = lengths

@@ -39,7 +39,7 @@ def stored(folder: Path, rows: list[Conversation]) -> StoredRows:
 
 @pytest.fixture
 def several(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However few the rows are, two processes tokenize them, in chunks of 16."""
+    """Tokenize with two processes in chunks of 16 rows."""
     monkeypatch.setattr(documents, "ALONE_BYTES", 0)
     monkeypatch.setattr(documents, "CHUNK_ROWS", 16)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})

@@ -1,4 +1,4 @@
-"""Several datasets in one run: how often an epoch has the rows of each."""
+"""Mixtures of datasets: how often an epoch has the rows of each."""
 
 from __future__ import annotations
 

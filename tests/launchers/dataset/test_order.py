@@ -1,4 +1,4 @@
-"""The order of a run's rows: the longest first, rows of one length together."""
+"""The order of rows: longest first, then grouped by length."""
 
 from __future__ import annotations
 

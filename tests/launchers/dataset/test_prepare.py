@@ -168,7 +168,7 @@ class TestLongestFirst:
 
 
 class TestTokenBudget:
-    """Setting ``tokens``: as many steps as hold that many tokens."""
+    """Setting ``tokens``: steps that cover that many tokens."""
 
     def prepared(self, model: Path, folder: Path, tokens: int, **values: Any) -> Prepared:
         rows = [chat("Say it", "word " * n) for n in range(1, 12)]
@@ -194,7 +194,7 @@ class TestTokenBudget:
 
 
 class TestPlainText:
-    """Task pretrain: documents are split, not cut."""
+    """Task pretrain: documents are split, not truncated."""
 
     def test_a_long_document_is_split_and_no_token_is_lost(
         self, model: Path, tokenizer: Any, tmp_path: Path

@@ -1,4 +1,4 @@
-"""Rows of a prepared folder are read back as they were written."""
+"""Rows of a prepared folder are read back unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of prompts, with and without answers, and what is wrong with others."""
+"""Rows of prompts, with and without answers, and invalid ones."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def test_the_dataset_is_independent_of_other_packages_and_reading_prints_nothing
     path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def shout(self: logging.Logger) -> None:
-        """Log in capitals, as some package wishes to have it."""
+        """Log in capitals, like a third-party extension of the logger."""
 
     monkeypatch.setattr(logging.Logger, "shout", shout, raising=False)
     monkeypatch.setenv("PYTHONHASHSEED", "99")

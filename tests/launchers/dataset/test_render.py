@@ -1,4 +1,4 @@
-"""Conversations as tokens: what counts, which template is taken, and what a template may not do."""
+"""Rendering of conversations to tokens: counted tokens, the template used, and refused templates."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class TestTemplates:
             list(tokenize([chat("Hi", "Hello", "Bye", "See you", line=7)], tokenizer))
 
     def test_an_answer_whose_tokens_merge_with_the_prompt_is_tokenized_by_turns(self, model: Path) -> None:
-        """The model is asked with the prompt's own tokens, and goes on with the answer's."""
+        """At inference the model gets the tokens of the prompt alone and continues with the answer."""
         tokenizer = load_tokenizer(model, build({"chat_template": CHATML}))
         row = chat("Hi", "\n\nHello", line=3)
         assert counted_text(row, tokenizer).startswith("\n\nHello")
@@ -281,7 +281,7 @@ TOOL_CHAT = dataclasses.replace(
 
 
 def with_template(model: Path, name: str) -> Any:
-    """The tiny model's tokenizer with a chat template of TRL, and its special tokens."""
+    """Return the tokenizer of the tiny model with a chat template of TRL and its special tokens."""
     templates = Path(pytest.importorskip("trl").__file__).parent / "chat_templates"
     tokenizer = load_tokenizer(model, Settings())
     tokenizer.chat_template = (templates / f"{name}.jinja").read_text()

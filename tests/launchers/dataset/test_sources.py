@@ -72,7 +72,7 @@ def test_a_missing_path_is_named(tmp_path: Path, dataset: str) -> None:
 class TestFolders:
     @pytest.fixture
     def saved(self, tmp_path: Path) -> Path:
-        """Two splits as save_to_disk leaves them."""
+        """Two splits as written by save_to_disk."""
         splits = {name: datasets.Dataset.from_list([{"text": name}] * 3) for name in ("train", "validation")}
         datasets.DatasetDict(splits).save_to_disk(tmp_path / "saved")
         return tmp_path / "saved"
@@ -158,7 +158,7 @@ class TestS3:
 class TestHub:
     @pytest.fixture
     def answer(self, monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], list[Any]]:
-        """Let datasets.load_dataset return a value or raise an exception; its arguments are kept."""
+        """Make datasets.load_dataset return a value or raise an exception; its arguments are recorded."""
         for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_HUB_OFFLINE"):
             monkeypatch.delenv(name, raising=False)
         calls: list[Any] = []

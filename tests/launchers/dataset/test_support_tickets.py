@@ -1,4 +1,4 @@
-"""The generated default dataset: its records, and the differences between its two splits."""
+"""The generated default dataset: its records, and the differences between its splits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plain text for task pretrain: which files are read, what is refused, what is held out, how it is split."""
+"""Plain text for task pretrain: files that are read or refused, held-out text, and splitting."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class TestRead:
     def test_a_long_document_is_read_in_sections_with_the_same_tokens(
         self, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """They break between words, and are stored and tokenized as what they are."""
+        """Sections break between words and are stored and tokenized unchanged."""
         monkeypatch.setattr(texts, "SECTION", 1000)
         monkeypatch.setattr(texts, "_BREAK_WINDOW", 100)
         monkeypatch.setattr(texts, "_BLOCK", 7)  # characters of several bytes are cut by it

@@ -1,4 +1,4 @@
-"""Texts with image tokens and inputs of vision-language models, against transformers' own processors."""
+"""Texts with image tokens and inputs of vision-language models, compared with transformers processors."""
 
 from __future__ import annotations
 

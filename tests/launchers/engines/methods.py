@@ -68,7 +68,7 @@ ROUNDED_REFERENCE = 0.02  # in the loss of DPO and KTO: qlora compares with the 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cell:
-    """An engine that trains by a method on so many nodes, a process on each."""
+    """An engine and method on a number of nodes with one process each."""
 
     engine: str
     method: str
@@ -82,7 +82,7 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Proof:
-    """A cell's run of a step less than STEPS, and the one that went on from its checkpoint to STEPS."""
+    """The run of a cell with one step less than STEPS, and its continuation to STEPS."""
 
     whole: TrainJob  # of the first node
     resumed: TrainJob
@@ -110,7 +110,7 @@ TASK_CELLS = tuple(
 
 
 def make(folder: Path) -> None:
-    """The model and the data of all cells."""
+    """Create the model and the data of all cells."""
     toy.make(folder)
     runs.make_data(folder / "documents", documents(), batch=DOCUMENTS, steps=STEPS)
     texts = [runs.joined(documents()[place : place + 2]) for place in range(0, DOCUMENTS, 2)]
@@ -121,13 +121,13 @@ def make(folder: Path) -> None:
 
 
 def refusal(folder: Path, cell: Cell) -> str | None:
-    """Why the engine does not train by the method, as one clause."""
+    """Return the reason why the engine does not train by the method, as one clause."""
     spec = hf_files.read_directory(folder / "model", "tiny-llama")
     return unsupported(cell.engine, _settings(cell, folder), spec)
 
 
 def prove(folder: Path, cell: Cell) -> Proof:
-    """Train, and go on from the checkpoint with the parts of all nodes; raises where a gang fails."""
+    """Train, and resume from the checkpoint with the parts of all nodes; raises if a run fails."""
     drawn = cell.task == "grpo"
     steps, checkpoint = LEARNING if drawn and learns(cell) else (STEPS - (not drawn), CHECKPOINT)
     first = _drawing_job(folder, cell, steps, checkpoint) if drawn else _job(folder, cell)
@@ -149,7 +149,7 @@ def prove(folder: Path, cell: Cell) -> Proof:
 
 
 def _job(folder: Path, cell: Cell) -> TrainJob:
-    """Of the first node, which leaves a checkpoint after CHECKPOINT steps."""
+    """Return the job of the first node, with a checkpoint after CHECKPOINT steps."""
     settings = _settings(cell, folder)
     data = DATA.get(cell.task, "pairs")
     return runs.make_job(
@@ -167,7 +167,7 @@ def _job(folder: Path, cell: Cell) -> TrainJob:
 
 
 def learns(cell: Cell) -> bool:
-    """Whether GRPO is to learn something: by all weights, which the toy's 30 steps do for."""
+    """Return whether GRPO is expected to learn: full training does within 30 steps."""
     return cell.method == "full"
 
 
@@ -184,7 +184,7 @@ def _drawing_job(folder: Path, cell: Cell, steps: int, checkpoint: int) -> Train
 
 
 def problems(proof: Proof, one: Proof, folder: Path) -> list[str]:
-    """What is wrong with a proof, each in a clause; its result is laid out in the empty folder.
+    """List what is wrong with a proof; its result is exported into the empty folder.
 
     ``one``: of the same engine and method on one node, whose losses are to be the same.
     """
@@ -224,7 +224,7 @@ def _problems_of_merging(proof: Proof, folder: Path, trained: Any, close: float 
 
 
 def _problems_of_drawing(proof: Proof, folder: Path) -> list[str]:
-    """The same of GRPO. Each process draws answers of its own, so that two nodes don't repeat one."""
+    """List problems of GRPO; processes generate different answers, so two nodes differ from one."""
     whole_steps, after = runs.steps(proof.whole), runs.steps(proof.resumed)
     messages = []
     repeated = [(reported(step), step.metrics) for step in after]
@@ -243,7 +243,7 @@ def _problems_of_drawing(proof: Proof, folder: Path) -> list[str]:
 
 
 def _loss(job: TrainJob, model: Any, base: Any) -> float:
-    """The task's loss of a transformers model on all of the job's data."""
+    """Return the task loss of a transformers model on all data of the job."""
     if job.settings.task in ("sft", "pretrain"):
         return loss(model)
     if job.settings.task == "kto":
@@ -285,7 +285,7 @@ def _pad_id(model_dir: Path) -> int:
 
 
 def _settings(cell: Cell, folder: Path) -> RunConfig:
-    """With tiny-llama's learning rate for the method, and every step like the others."""
+    """Return settings with the learning rate of tiny-llama for the method and a constant schedule."""
     values: dict[str, Any] = METHODS[cell.method] | {"engine": cell.engine, "seq_len": 128, "task": cell.task}
     of_task: dict[str, dict[str, Any]] = {
         "pretrain": {"packing": True},

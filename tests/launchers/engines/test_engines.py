@@ -1,4 +1,4 @@
-"""Engines run the families that they were made for, and refuse every other model in one clear clause.
+"""Engines support their listed families and refuse other models in one clause.
 
 The slow ones show that all train on the same rows, in the order that was written down.
 """
@@ -118,7 +118,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def varied(folder: Path, model: Path, **settings: Any) -> Path:
-    """Rows of 4 to 55 words, in the order of a run of two epochs."""
+    """Prepare rows of 4 to 55 words in the order of a run of two epochs."""
     texts = [Conversation(text=f"Row {n}: " + "la " * (n * 17 % 52)) for n in range(10)]
     prepared = build({"global_batch_size": BATCH, "epochs": 2, "max_steps": STEPS, **settings})
     prepare.prepare(texts, model, prepared, 60, folder)

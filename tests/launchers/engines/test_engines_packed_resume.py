@@ -1,4 +1,4 @@
-"""A run on packed rows resumes exactly from its checkpoint, on rows that are prepared again."""
+"""A run on packed rows resumes exactly from its checkpoint after the rows are prepared again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exchange of values between two real processes over gloo, one of which may be hostile."""
+"""Exchange of values between two real gloo processes, one of which may be hostile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NEFTune beside transformers' own, and with every engine on one process, on two, and after a checkpoint."""
+"""NEFTune compared with transformers, and with every engine on one process, two, and after a checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokens that a model gets: its tokenizer, its files, and what is trained of them."""
+"""New tokens of a model: tokenizer, files, and trained embeddings."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_new_tokens_change_the_fingerprint_of_the_prepared_data(tmp_path: Path, 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", [pytest.param("full", marks=pytest.mark.nightly), "lora"])
 def test_embeddings_of_new_tokens_are_trained_and_exported(tmp_path: Path, base: Path, method: str) -> None:
-    """The same by every sharding; model, adapter and tokenizer have the new vocabulary."""
+    """Every sharding gives the same; model, adapter and tokenizer have the new vocabulary."""
     folder = with_new_tokens(base, SETTINGS, tmp_path / "new")
     texts = [Conversation(text=f"{TEXT} {number}") for number in range(8)]
     batches = {"global_batch_size": 4, "epochs": 2}

@@ -1,4 +1,4 @@
-"""A trained pipeline's folders, laid out from the base's and what was trained."""
+"""Folders of an exported pipeline from the base and the trained components."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def written(folder: Path, *names: str) -> Path:
 
 
 def base(folder: Path) -> Path:
-    """As Stable Diffusion XL's repository has it: each network twice, the second time in half precision."""
+    """A pipeline like the Stable Diffusion XL repository: each network twice, once in half precision."""
     return written(
         folder,
         "model_index.json",

@@ -1,4 +1,4 @@
-"""A profiled window on every engine, on one node and two: its trace, and what is made of it."""
+"""A profiled window on every engine, on one node and two: trace and summary."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _job(folder: Path, engine: str) -> TrainJob:
 
 
 def _profiled(job: TrainJob, folder: Path, nodes: int) -> list[TrainJob]:
-    """The job with a window on both ranks, as each of its nodes has it."""
+    """Return the job of each node with a window on both ranks."""
     options = {"steps": f"{FIRST}:{LAST}", "ranks": [0, 1]}
     values = job.settings.model_dump(mode="json") | {"profile": options}
     layout = dataclasses.replace(job.plan.layout, nodes=nodes, processes_per_node=2 // nodes)

@@ -1,4 +1,4 @@
-"""The learning rate over the steps: transformers' schedules are the reference."""
+"""Learning rate schedules, compared with transformers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def rates(**schedule: Any) -> list[float]:
 
 
 def stepped(make: Callable[[Any], Any]) -> list[float]:
-    """What a schedule of transformers gives, step by step, of a peak of 1."""
+    """Return the rates of a transformers schedule, step by step, for a peak of 1."""
     import torch
 
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)

@@ -1,4 +1,4 @@
-"""A checkpoint's files are read as tensors and plain values; nothing that stands in them is run."""
+"""Checkpoint files are read as tensors and plain values; their code is not executed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from launchers.engines.tensors_only import load_distributed, tensors_only  # noq
 
 
 class Calls:
-    """Makes a folder when it is unpickled."""
+    """Creates a folder when it is unpickled."""
 
     def __init__(self, mark: Path) -> None:
         self.mark = mark
@@ -65,7 +65,7 @@ def test_checkpoint_metadata_that_would_call_a_function_is_refused(tmp_path: Pat
 def test_a_load_without_weights_only_is_restricted_to_tensors_inside_the_context(
     tmp_path: Path, mark: Path
 ) -> None:
-    """As DeepSpeed calls it. Outside of it, and afterwards, torch.load is as it was."""
+    """DeepSpeed loads like this. Outside of the context torch.load is unchanged."""
     torch.save({"state": Calls(mark)}, tmp_path / "states.pt")
     with (
         pytest.raises(UserError, match=r"a file would call posix\.mkdir"),

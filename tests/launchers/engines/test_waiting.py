@@ -1,4 +1,4 @@
-"""The time in collectives, of two real processes over gloo."""
+"""Time in collectives of two real gloo processes."""
 
 from __future__ import annotations
 

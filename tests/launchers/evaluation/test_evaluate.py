@@ -1,4 +1,4 @@
-"""Held-out losses and sample answers of two models, measured in a process of its own."""
+"""Held-out losses and sample answers of two models, measured in a separate process."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def finetuned(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The base model with another head."""
+    """The base model with another output head."""
     from safetensors.numpy import load_file, save_file
 
     folder = tmp_path_factory.mktemp("finetuned")
@@ -122,7 +122,7 @@ def test_both_models_are_evaluated_over_all_labels_and_answer_prompts(
 
 @pytest.mark.slow
 def test_an_adapter_that_cannot_be_merged_is_evaluated_on_its_base(tmp_path: Path, base: Path) -> None:
-    """A LLaMA-Adapter v2 whose gates are open."""
+    """A LLaMA-Adapter v2 with open gates."""
     from transformers import AutoModelForCausalLM
 
     from launchers.engines.loop import adapter_v2

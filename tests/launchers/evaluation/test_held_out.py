@@ -1,4 +1,4 @@
-"""Held-out rows by each task's own measure."""
+"""Evaluation of held-out rows by the measure of each task."""
 
 from __future__ import annotations
 

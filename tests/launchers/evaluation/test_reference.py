@@ -1,4 +1,4 @@
-"""What the untrained model gives to pairs: in parts, by several nodes, and never twice."""
+"""Reference log-probabilities of pairs: computed in parts, by several nodes, and only once."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ BATCH = 32  # pairs that are computed at once to compare with
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> TrainJob:
-    """A DPO run. Its model and data are for reading only."""
+    """A DPO run whose model and data are read only."""
     folder = tmp_path_factory.mktemp("job")
     model = runs.make_model(folder / "model")
     data = runs.make_data(folder / "data", runs.pairs(PAIRS), batch=4, steps=2)
@@ -45,7 +45,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> TrainJob:
 
 @pytest.fixture(scope="module")
 def computed(job: TrainJob, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store with the reference of that run, for reading only."""
+    """A store with the reference of that run, read only."""
     folder = tmp_path_factory.mktemp("computed")
     reference.fetch(job, address(), LocalStorage(folder / "store"), folder / "work")
     return folder / "store"

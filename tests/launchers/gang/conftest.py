@@ -70,7 +70,7 @@ def make_job(
 
 @dataclass
 class Gang:
-    """Some nodes of one gang, each a process of its own on this machine."""
+    """Nodes of one gang, each a process on this machine."""
 
     folder: Path
     nodes: int = 1
@@ -131,13 +131,13 @@ class Gang:
         return self
 
     def end(self, node: int, within: float = 90.0) -> dict[str, Any]:
-        """How a node's call ended."""
+        """Return how the call of a node ended."""
         self.tasks[node].wait(timeout=within)
         values: dict[str, Any] = json.loads((self.folder / f"order-{node}.end").read_text())
         return values
 
     def pids(self) -> dict[int, list[str]]:
-        """All living processes of the gang, tasks included, with their command lines."""
+        """Return all living processes of the gang, including tasks, with their command lines."""
         pids_by_node = {}
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
@@ -179,7 +179,7 @@ class Gang:
         self.wait_for(lambda: f"step {rank} {step}" in self.events(node))
 
     def gone(self, within: float) -> float:
-        """Seconds until no process of the gang is left; fails after ``within``."""
+        """Return the seconds until no process of the gang is left; fails after ``within``."""
         start = time.monotonic()
         while pids_left := self.pids():
             assert time.monotonic() - start < within, pids_left

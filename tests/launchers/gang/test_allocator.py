@@ -1,4 +1,4 @@
-"""Options of PyTorch's CUDA allocator in the ranks' environment."""
+"""Options of the CUDA allocator of PyTorch in the environment of ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A node that must leave ends now, or once a checkpoint could be stored."""
+"""A node that must leave ends at once, or after a checkpoint could be stored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which failure is shown as the cause, and what is taken for a full disk."""
+"""Selection of the failure shown as the cause, and recognition of a full disk."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ KILLS = [
 
 
 def ends(gang: Gang, *nodes: int, within: float = END_S) -> list[dict[str, Any]]:
-    """How these nodes end, all within the limit from now; then no process is left."""
+    """Return how these nodes end, all within the limit; no process may be left."""
     deadline = time.monotonic() + within
     ends_of_nodes = [gang.end(node, within=max(0.1, deadline - time.monotonic())) for node in nodes]
     gang.gone(within=60)

@@ -1,4 +1,4 @@
-"""A run of two nodes among strangers ends as if nobody had called; who comes back is told why not."""
+"""Runs of two nodes while unknown clients connect, and a rejoining node that is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The control channel on its own, without ranks."""
+"""The control channel alone, without ranks."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def failure(message: str, *, secondary: bool = False, node: int = 0, at: float =
 
 
 def outcome(call: Callable[[], object]) -> object:
-    """What a call returns or raises."""
+    """Return the result or the exception of a call."""
     try:
         return call()
     except Exception as error:  # noqa: BLE001 the test looks at it
@@ -50,7 +50,7 @@ def outcome(call: Callable[[], object]) -> object:
 
 
 def joined(main: Hub, member: Member) -> list[object]:
-    """Outcomes of both nodes' join."""
+    """Return the outcomes of joining of both nodes."""
     with ThreadPoolExecutor() as pool:
         return list(pool.map(outcome, (main.join, member.join)))
 
@@ -120,7 +120,7 @@ def test_a_node_lost_while_others_have_not_joined_ends_the_wait(port: int) -> No
 
 
 def within(control: Control, seconds: float = 10.0) -> Failure | None:
-    """The failure of the verdict, once there is one."""
+    """Wait for the verdict and return its failure."""
     deadline = time.monotonic() + seconds
     while (verdict := control.verdict()) is None:
         assert time.monotonic() < deadline

@@ -1,4 +1,4 @@
-"""All ranks write a checkpoint after the same step, though they are told between any two of them."""
+"""All ranks write a checkpoint after the same step, although they are notified between different steps."""
 
 from __future__ import annotations
 

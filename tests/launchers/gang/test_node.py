@@ -1,4 +1,4 @@
-"""Gangs that end well."""
+"""Gangs that finish without faults."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NewGang = Callable[..., Gang]
 
 
 def test_two_nodes_with_two_ranks_each_finish(gang: NewGang, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They store checkpoints as one unit, node 0 has the pace of all, and no process is left."""
+    """Checkpoints are stored as one unit, node 0 has the speed of all ranks, and no process is left."""
     monkeypatch.setenv(NAME, "max_split_size_mb:64")
     in_collectives = (0.5, 0.25, 0.125, 0.0)
     orders = {"steps": 6, "every": 2, "step_s": 0.3, "in_collectives": in_collectives, "child": True}

@@ -1,4 +1,4 @@
-"""What a rank says of its steps, and when it stops."""
+"""Step reports of a rank, and when it stops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoint folders on their way to the store, without ranks."""
+"""Uploads of checkpoint folders to the store, without ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.launchers.gang.test_leaving import ALONE
 
 
 def write(job: TrainJob, step: int, ranks: int = 2) -> Path:
-    """A checkpoint that this many ranks have finished."""
+    """Write a checkpoint finished by this many ranks."""
     folder = job.checkpoints_dir / f"step-{step}"
     folder.mkdir(parents=True)
     for rank in range(ranks):
@@ -28,7 +28,7 @@ def write(job: TrainJob, step: int, ranks: int = 2) -> Path:
 
 
 def upload(job: TrainJob, store: CheckpointStore | None) -> Uploads:
-    """Upload what there is, commits included."""
+    """Upload all finished parts, including commits."""
     hub = Hub(ALONE, Timeouts())
     uploads = Uploads(job, 0, store, hub)
     deadline, polls = time.monotonic() + 20, 0

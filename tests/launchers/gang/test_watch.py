@@ -1,4 +1,4 @@
-"""Failures of a node's ranks, as its task finds them in files and exit statuses."""
+"""Failures of ranks as recognized by the task of their node from files and exit statuses."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GONE = 2**22 + 1  # above the kernel's largest process id
 
 
 class Ranks:
-    """Two ranks of node 0 in a work folder, and an agent whose status the test sets."""
+    """Two ranks of node 0 in a work folder, and an agent with a simulated status."""
 
     def __init__(self, folder: Path, **orders: Any) -> None:
         self.folder, self.agent = folder, SimpleNamespace(code=None)
@@ -52,7 +52,7 @@ class Ranks:
 
 @pytest.fixture
 def living() -> Any:
-    """Process id of a process that runs."""
+    """The id of a running process."""
     with subprocess.Popen(["sleep", "600"]) as process:
         yield process.pid
         process.kill()
@@ -60,7 +60,7 @@ def living() -> Any:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """A monotonic clock that the test sets."""
+    """A simulated monotonic clock."""
     now = [1000.0]
     names = {name: getattr(time, name) for name in ("time", "strftime", "localtime")}
     monkeypatch.setattr(watch, "time", SimpleNamespace(monotonic=lambda: now[0], **names))

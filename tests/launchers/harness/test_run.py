@@ -1,4 +1,4 @@
-"""Base and result are scored by lm-evaluation-harness itself, on a task of one's own, without a network."""
+"""Base and fine-tuned model are scored by lm-evaluation-harness on a custom task, without a network."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ needs_harness = pytest.mark.skipif(not HAS_HARNESS, reason=NO_HARNESS)
 
 @pytest.fixture(scope="module")
 def scored(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
-    """A base that likes capitals, scored beside one that likes none; the second of them is an adapter."""
+    """Scores of a base that prefers capitals and of an adapter that does not."""
     folder = tmp_path_factory.mktemp("harness")
     base = tiny_llama.make(folder / "base")
     write_sums(folder / "sums.jsonl")
@@ -71,7 +71,7 @@ def test_scores_of_both_models_equal_those_computed_directly(scored: SimpleNames
 
 
 def _share_right(network: torch.nn.Module, scored: SimpleNamespace) -> float:
-    """How often the right answer is likelier than the one in capitals, by the sum of log-probabilities."""
+    """Return how often the right answer is more likely than the one in capitals, by log-probability."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(scored.base)

@@ -1,4 +1,4 @@
-"""What cannot be scored is said before a run, in two lines; what can travels with all that it needs."""
+"""Unusable harness tasks are refused before a run in two lines; usable ones are packaged with their files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Images in chats: every supported form, and errors that name the row before anything trains."""
+"""Images in chats: every supported format, and errors that name the row before training."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ class _Server(BaseHTTPRequestHandler):
         self.wfile.write(RED if self.path == "/red.png" else b"")
 
     def log_message(self, *_: Any) -> None:
-        """Print nothing."""
+        """Log nothing."""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Runs of models that make images: what is decided, and what is refused before anything is planned."""
+"""Runs of image models: automatic settings, and refusals before planning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conversations give the answers of transformers' generate, with and without an adapter."""
+"""Conversations give the answers of generate in transformers, with and without an adapter."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def loaded(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> LoadedM
 
 
 def generated(model: Any, tokenizer: Any, messages: list[dict[str, str]]) -> str:
-    """The greedy answer as transformers' documentation generates it."""
+    """Return the greedy answer as generated in the documentation of transformers."""
     inputs = tokenizer.apply_chat_template(
         messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
     )

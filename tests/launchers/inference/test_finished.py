@@ -1,4 +1,4 @@
-"""Models are found in folders of runs, in folders of their own, and by name."""
+"""Lookup of models in folders of runs, in other folders, and by name."""
 
 from __future__ import annotations
 

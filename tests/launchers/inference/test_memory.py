@@ -1,4 +1,4 @@
-"""A model that does not fit is refused with what would not fit, before anything is loaded."""
+"""A model that does not fit in memory is refused with the sizes before it is loaded."""
 
 from __future__ import annotations
 

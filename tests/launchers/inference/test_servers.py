@@ -1,4 +1,4 @@
-"""Which server is started, with which command, and what is refused before."""
+"""Selection and command of the inference server, and refusals."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ENDPOINT = Endpoint(host="127.0.0.1", port=8000, model="mine")
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """Names of the packages that are found; a test changes them."""
+    """Names of packages that are found; a test changes them."""
     names = {"vllm", "fastapi", "uvicorn", "openai"}
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if name in names else None)
     return names

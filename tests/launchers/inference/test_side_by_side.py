@@ -1,4 +1,4 @@
-"""Answers side by side: each column has its own model's answers, and a blind key finds them again."""
+"""Answers side by side: each column has the answers of its model, and a key resolves blind columns."""
 
 from __future__ import annotations
 

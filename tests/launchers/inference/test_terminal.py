@@ -12,10 +12,10 @@ from launchers.inference.conversation import Conversation, LoadedModel, Reply, S
 
 
 class Echo(Conversation):
-    """Answers with what it was asked, and is interrupted by a question that says so."""
+    """Answers with its prompt, and is interrupted by a prompt that requests it."""
 
     def check_sees_images(self) -> None:
-        """It accepts images."""
+        """Accept images."""
 
     def ask(
         self, text: str, on_text: Callable[[str], None] = lambda _: None, *, images: Sequence[bytes] = ()

@@ -1,4 +1,4 @@
-"""A whole checkpoint of tiny-llama, and copies of it that a test may break."""
+"""A complete checkpoint of tiny-llama, and copies that a test may damage."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def complete_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(complete_model: Path, tmp_path: Path) -> Path:
-    """A whole checkpoint that the test may break."""
+    """A complete checkpoint that the test may damage."""
     return Path(shutil.copytree(complete_model, tmp_path / "model"))
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints that are not whole, or not what they seem."""
+"""Incomplete or invalid checkpoints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that don't fit their config.json are refused, with the tensors named, before anything is trained."""
+"""Files that do not match their config.json are refused, with the tensors named, before training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a trained model is laid out for transformers and peft."""
+"""Layout of a trained model for transformers and peft."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from launchers.models import hf_layout
 
 
 def safetensors(path: Path, tensors: dict[str, int], dtype: str = "BF16") -> Path:
-    """A file with zeros of that many bytes for each tensor."""
+    """Write a file with zeros of this many bytes per tensor."""
     header, at = {}, 0
     for name, size in tensors.items():
         header[name] = {"dtype": dtype, "shape": [size // 2], "data_offsets": [at, at + size]}

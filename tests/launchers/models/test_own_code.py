@@ -1,4 +1,4 @@
-"""Models whose folder has code: refused, or run where trust_remote_code lets it, and never at launch."""
+"""Models with custom code: refused, or run if trust_remote_code is set, and never at launch."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def change(path: Path, **values: Any) -> None:
 
 @pytest.fixture
 def custom_model(folder: Path) -> Path:
-    """A model and a tokenizer that transformers has no class for."""
+    """A model and a tokenizer with classes that transformers does not have."""
     (folder / "own.py").write_text(CODE.format(trace=str(folder.parent / TRACE)))
     auto_map = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnModel"}
     change(folder / "config.json", auto_map=auto_map, model_type="own", architectures=["OwnModel"])
@@ -68,7 +68,7 @@ def custom_model(folder: Path) -> Path:
 
 
 def ran(folder: Path) -> list[str]:
-    """Command lines of the processes that ran the folder's code."""
+    """Return the command lines of processes that ran the code of the folder."""
     trace = folder.parent / TRACE
     return trace.read_text().splitlines() if trace.exists() else []
 
@@ -168,7 +168,7 @@ def test_a_pipeline_with_custom_components_is_refused(tmp_path: Path) -> None:
 
 
 def test_every_call_of_an_auto_class_passes_trust_remote_code() -> None:
-    """transformers asks in the terminal where nothing says so."""
+    """Without the argument transformers prompts in the terminal."""
     silent = []
     for path in (file for package in PACKAGES for file in (ROOT / package).rglob("*.py")):
         text = path.read_text()

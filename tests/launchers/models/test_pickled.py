@@ -1,4 +1,4 @@
-"""``pytorch_model*.bin`` is read as tensors alone, and written once as safetensors."""
+"""``pytorch_model*.bin`` is read as tensors only and converted once to safetensors."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def tensors(complete_model: Path) -> Tensors:
 
 @pytest.fixture
 def folder(complete_model: Path, tmp_path: Path, tensors: Tensors) -> Path:
-    """A user's folder with pytorch_model.bin alone."""
+    """A folder of the user with only pytorch_model.bin."""
     mine = Path(shutil.copytree(complete_model, tmp_path / "mine"))
     (mine / "model.safetensors").unlink()
     torch.save(OrderedDict(tensors), mine / "pytorch_model.bin")
@@ -40,7 +40,7 @@ def folder(complete_model: Path, tmp_path: Path, tensors: Tensors) -> Path:
 
 
 def shard(folder: Path, tensors: Tensors) -> list[str]:
-    """The same weights in two files, with their index."""
+    """Split the weights into two files with an index."""
     names = sorted(tensors)
     weight_map = {}
     (folder / "pytorch_model.bin").unlink()
@@ -151,7 +151,7 @@ def test_a_file_written_by_torch_before_1_6_is_read(folder: Path, tensors: Tenso
 
 
 class Code:
-    """A pickle of this runs a command when it is loaded without care."""
+    """An object whose pickle runs a command when loaded unsafely."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -1,4 +1,4 @@
-"""A pipeline's folder: whole, or refused with what is missing."""
+"""The folder of a pipeline: complete, or refused with the missing parts."""
 
 from __future__ import annotations
 

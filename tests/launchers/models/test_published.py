@@ -1,4 +1,4 @@
-"""Checkpoints in the formats in which they are published, converted once to what is trained."""
+"""Checkpoints in published quantized formats, converted once for training."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def random_integers(high: int, *shape: int) -> torch.Tensor:
 
 
 def mxfp4(tensors: Tensors, name: str) -> torch.Tensor:
-    """Two 4-bit floats in a byte, low half first; 32 values along the input share a power of two."""
+    """Two 4-bit floats per byte, low half first; 32 values along the input share a power of two."""
     experts, into, out = tensors.pop(name).shape
     codes = random_integers(16, experts, out, into // 32, 32)
     scales = random_integers(6, experts, out, into // 32) + 122
@@ -55,7 +55,7 @@ GROUP = 32
 
 
 def fp4(tensors: Tensors, name: str) -> torch.Tensor:
-    """DeepSeek V4's: experts with two 4-bit floats in a byte and a scale for 32 of them, the rest in FP8."""
+    """The format of DeepSeek V4: experts in 4-bit floats with a scale for 32 of them, the rest in FP8."""
     scale = name.removesuffix("weight") + "scale"
     if ".experts." not in name:
         full_weight = fp8(tensors, name)
@@ -70,7 +70,7 @@ def fp4(tensors: Tensors, name: str) -> torch.Tensor:
 
 
 def integers(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Codes [in, out], zero points and scales [in / 32, out], and the weight that they stand for."""
+    """Return codes [in, out], zero points and scales [in / 32, out], and the dequantized weight."""
     out, into = weight.shape
     codes, zeros = random_integers(16, into, out), random_integers(15, into // GROUP, out) + 1
     scales = (0.01 + 0.02 * torch.rand(into // GROUP, out, generator=GENERATOR)).half()
@@ -79,7 +79,7 @@ def integers(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Te
 
 
 def packed(codes: torch.Tensor, order: list[int]) -> torch.Tensor:
-    """Put eight neighbors of a row into one int32, ``order[i]`` in its i-th half byte."""
+    """Pack eight neighbors of a row into one int32, ``order[i]`` in its i-th half byte."""
     rows, columns = codes.shape
     eights = codes.reshape(rows, columns // 8, 8).to(torch.int64)
     word = sum(eights[:, :, place] << 4 * i for i, place in enumerate(order))
@@ -164,7 +164,7 @@ FORMATS: dict[
 
 
 def with_tokenizer(folder: Path) -> Path:
-    """Add tiny-llama's tokenizer."""
+    """Add the tokenizer of tiny-llama."""
     llama = tiny_llama.make(folder.parent / "tiny-llama")
     for path in llama.glob("tokenizer*"):
         shutil.copyfile(path, folder / path.name)
@@ -172,7 +172,7 @@ def with_tokenizer(folder: Path) -> Path:
 
 
 def quantized(kind: str, folder: Path) -> tuple[Path, Any]:
-    """A tiny published checkpoint, in two files, and the model with the weights that it stands for."""
+    """A tiny published checkpoint in two files, and the model with its dequantized weights."""
     family, suffix, quantize, options = FORMATS[kind]
     model = families.network(family, intermediate_size=96 if family != "llama" else 128)
     model.save_pretrained(folder)

@@ -79,7 +79,7 @@ def test_a_generated_config_describes_the_model_of_the_catalog(name: str, tmp_pa
 def test_a_checkpoint_of_another_shape_is_complete_and_has_its_parameter_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In bfloat16, of several files, without a head of its own, with matrices that repeat values."""
+    """bfloat16, several files, tied head, and matrices with repeated values."""
     import torch
     from transformers import AutoModelForCausalLM
 

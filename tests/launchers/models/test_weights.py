@@ -43,7 +43,7 @@ def test_each_kind_of_model_is_recognized(folder: Path, monkeypatch: pytest.Monk
 
 
 def pickled(folder: Path, dtype: str = "float32") -> bytes:
-    """The weights of a folder as torch.save writes them."""
+    """Write the weights of a folder with torch.save."""
     import torch
 
     tensors = {
@@ -56,7 +56,7 @@ def pickled(folder: Path, dtype: str = "float32") -> bytes:
 
 
 def pipeline_files() -> dict[str, bytes]:
-    """The files of a pipeline as small as its layout allows: each network has one tensor."""
+    """Return the files of a minimal pipeline; each network has one tensor."""
     tensor = {"weight": np.zeros((2, 2), dtype=np.float32)}
     files = {f"{name}/config.json": b"{}" for name in pipelines.NETWORKS}
     files |= {f"{name}/model.safetensors": save(tensor) for name in pipelines.NETWORKS}

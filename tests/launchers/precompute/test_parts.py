@@ -1,4 +1,4 @@
-"""Parts of a precomputation that are stored already, or never arrive."""
+"""Parts of a precomputation that are already stored or never arrive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prompts of rows, shards of prompts, and files of rows."""
+"""Prompts from rows, shards of prompts, and files of answers."""
 
 from __future__ import annotations
 

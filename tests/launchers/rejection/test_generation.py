@@ -1,4 +1,4 @@
-"""Answers drawn in shards: the same again for the same seed, and none twice."""
+"""Answers generated in shards: reproducible by seed, and none generated twice."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def request(
 
 @pytest.fixture(scope="module")
 def finished_request(model: Path, tmp_path_factory: pytest.TempPathFactory) -> GenerationRequest:
-    """A request of one node whose shards this process has generated."""
+    """A request of one node whose shards are generated."""
     generation = request(model, tmp_path_factory.mktemp("runs") / "whole")
     main(generation.save())
     return generation

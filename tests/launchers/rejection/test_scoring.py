@@ -1,4 +1,4 @@
-"""Scoring functions that work and that don't; a reward model's scores."""
+"""Scoring functions that work or fail, and scores of a reward model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which answers are kept, and how scores are counted."""
+"""Selection of answers, and statistics of scores."""
 
 from __future__ import annotations
 

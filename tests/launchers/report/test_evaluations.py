@@ -1,4 +1,4 @@
-"""Which evaluation is the best, when a run stops, and what is said of it; from the losses alone."""
+"""The best evaluation, early stopping, and their description, from losses alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics: what a step's figures mean, and what is left blank."""
+"""Metrics of steps, and blank values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The largest process's memory, and whose figure it is."""
+"""The memory of the largest process, and the counter that measured it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One line that is updated on a terminal, lines every so many steps elsewhere."""
+"""One updated line on a terminal, or a line every few steps elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RunState: the figures of a run from the telemetry of one node's ranks."""
+"""RunState: metrics of a run from the telemetry of the ranks of one node."""
 
 from __future__ import annotations
 

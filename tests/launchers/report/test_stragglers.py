@@ -1,4 +1,4 @@
-"""Who holds a training up, from crafted paces."""
+"""Detection of stragglers, from simulated step times."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def pace(rank: int, step: int, in_collectives: float, dt: float = 1.0, per_node:
 
 
 def paces(step: int, base_paces: dict[int, float], per_node: int, noise: float = 0.0) -> list[Pace]:
-    """One synchronous step: each rank works ``own`` seconds and waits for the slowest."""
+    """Simulate one synchronous step: each rank works its seconds and waits for the slowest."""
     spent = {rank: seconds * random.lognormvariate(0, noise) for rank, seconds in base_paces.items()}
     took = max(spent.values()) + 0.01
     return [pace(rank, step, took - seconds, took, per_node) for rank, seconds in spent.items()]
@@ -28,7 +28,7 @@ def paces(step: int, base_paces: dict[int, float], per_node: int, noise: float =
 def follow(
     count: int, per_node: int, node_pace: Callable[[int, int], float], *, steps: int, noise: float = 0.0
 ) -> list[Straggling]:
-    """Return the events of a training in which each rank works ``own(rank, step)`` seconds."""
+    """Return the events of a run in which each rank works the seconds of a function of rank and step."""
     random.seed(7)
     watch, events = Stragglers(count, per_node), []
     for step in range(1, steps + 1):

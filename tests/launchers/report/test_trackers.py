@@ -1,4 +1,4 @@
-"""Trackers: every step's metrics arrive where they were asked for."""
+"""Experiment trackers receive the metrics of every step."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def track(name: str, folder: Path) -> None:
 
 
 def losses_in(folder: Path) -> list[float]:
-    """What TensorBoard reads of the run."""
+    """Return the losses that TensorBoard reads for the run."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(folder / "run-1")).Reload()

@@ -1,4 +1,4 @@
-"""Where the time of a trace's steps went, on small traces written by hand. Times are microseconds."""
+"""Attribution of time in a trace, on small handwritten traces. Times are in microseconds."""
 
 from __future__ import annotations
 

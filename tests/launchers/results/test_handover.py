@@ -1,4 +1,4 @@
-"""A finished model answers in the form that its page shows, from its folder alone."""
+"""A finished model answers as in the example on its card, from its folder alone."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ CHATS = [
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A base model: without a chat template or an end of turns."""
+    """A base model without a chat template and end-of-turn token."""
     folder = tiny_llama.make(tmp_path_factory.mktemp("models") / "base")
     config = json.loads((folder / "tokenizer_config.json").read_text())
     del config["chat_template"]
@@ -52,7 +52,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def job_of(base: Path, work: Path, values: dict[str, Any], rows: list[Any] | None = None) -> TrainJob:
-    """A job whose data is prepared."""
+    """Return a job with prepared data."""
     settings = build({"engine": "fsdp2", "global_batch_size": 1, "max_steps": 1} | values)
     model_dir = as_trained(base, settings, work)
     samples = CHATS if rows is None else rows
@@ -62,7 +62,7 @@ def job_of(base: Path, work: Path, values: dict[str, Any], rows: list[Any] | Non
 
 
 def handed_over(base: Path, work: Path, values: dict[str, Any], rows: list[Any] | None = None) -> Path:
-    """The folder of a model that is done without a step: what is trained is the base."""
+    """Return the export of a job without training: the trained weights are those of the base."""
     job = job_of(base, work, values, rows)
     (job.output_dir / "model").mkdir(parents=True)
     for path in job.model_dir.glob("*.safetensors"):
@@ -72,7 +72,7 @@ def handed_over(base: Path, work: Path, values: dict[str, Any], rows: list[Any] 
 
 
 def run_the_page(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
-    """What the snippet of a folder's page prints."""
+    """Run the example on the model card of a folder; return its output."""
     lines = (folder / handover.PAGE).read_text().partition(handover.HEADING + "\n\n")[2]
     lines = lines.partition("\n\nA conversation")[0].partition("\n\n## ")[0]
     code = "\n".join(line.removeprefix("    ") for line in lines.splitlines())

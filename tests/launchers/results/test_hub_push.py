@@ -1,4 +1,4 @@
-"""A model that is pushed to the Hub arrives whole, and what would keep it from there is said before."""
+"""A model is pushed to the Hub completely, and obstacles are reported before the run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 @pytest.fixture
 def finished(tmp_path: Path) -> Path:
-    """What a run with adapters leaves."""
+    """The export of a run with adapters."""
     for name, text in {
         "model/model.safetensors": "weights",
         "model/config.json": "{}",

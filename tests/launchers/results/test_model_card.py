@@ -1,4 +1,4 @@
-"""What lies beside a finished model repeats its run."""
+"""Files next to a finished model describe its run."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ SUMMARY = Summary(steps=1, first_loss=2.0, last_loss=1.0, step_seconds=0.5, mfu=
 
 
 def shown_plan(tmp_path: Path, outside_bytes: int | None) -> Plan:
-    """A plan that is to show 1.04 GiB on a GPU."""
+    """Return a plan that predicts 1.04 GiB on a GPU."""
     plan = runs.make_job(tmp_path, tmp_path, tmp_path, steps=1).plan
     memory = replace(
         plan.prediction.memory,

@@ -1,4 +1,4 @@
-"""A run that is killed keeps its best step and its patience, hands the best over, and trains no further."""
+"""A killed run keeps its best step and its patience, exports the best step, and trains no further."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""finetune fetch: the settings that it writes need no network, and what it refuses."""
+"""finetune fetch: the settings that it writes need no network, and refusals."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def fetch(*arguments: str) -> tuple[int, str]:
 
 @pytest.fixture
 def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The address of a folder of S3 with a model and 40 rows."""
+    """The address of an S3 folder with a model and 40 rows."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "testing")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")

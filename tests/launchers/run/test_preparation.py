@@ -1,4 +1,4 @@
-"""A run from its settings to its plan, as every way in has it: what is decided, and what is refused."""
+"""A run from settings to plan, for all entry points: automatic settings and refusals."""
 
 from __future__ import annotations
 

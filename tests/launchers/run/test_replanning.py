@@ -1,4 +1,4 @@
-"""What the attempts of a run leave for each other, and how want of memory is told from other failures."""
+"""Plans passed between the attempts of a run, and recognition of out-of-memory failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a node does before and after its part of a gang, which is replaced here."""
+"""What a node does before and after training, which is replaced here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a trial leaves, and how nodes agree on it; real trials: tests/flows/test_finetune_flow_trial.py."""
+"""Results of a trial, and how nodes agree on them; real trials: tests/flows/test_finetune_flow_trial.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What node 0 of a scheduler's job decides for all: the plan for their least, in their words."""
+"""Decisions of node 0 for all nodes of a scheduler job: the plan for their common resources."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ ONE_GPU = replace(LARGE, gpus=(("NVIDIA L4", hardware.gpu("l4").vram_bytes),))
 def test_every_advised_option_is_an_option_of_python_m_launchers(
     values: dict[str, Any], machine: Machine
 ) -> None:
-    """With the options of each suggestion, the same settings can be planned."""
+    """The same settings can be planned with the options of each suggestion."""
     with pytest.raises(UserError) as caught:
         plan_for_hosts(settings.build(values), hosts(machine), calibrated=False)
     option = r"--[a-z-]+(?: (?!-)[\w.-]*\w)? ?"

@@ -1,4 +1,4 @@
-"""Rendezvous of a job's nodes: values go both ways, and an error on one node is raised on all."""
+"""Rendezvous of the nodes of a job: values are exchanged, and an error on one node is raised on all."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def port() -> int:
 
 
 def together(*parts: Part) -> list[Any]:
-    """Run the nodes' parts at once; what each returns or raises."""
+    """Run the parts of nodes concurrently; return their results or exceptions."""
     results: list[Any] = [None] * len(parts)
 
     def one(index: int, part: Part) -> None:
@@ -51,13 +51,13 @@ def together(*parts: Part) -> list[Any]:
 
 
 def lead(port: int, nodes: int, limit_s: float = 30) -> Any:
-    """Node 0, which gathers what the others send."""
+    """Run node 0, which gathers values from the others."""
     with Meeting(address(0, nodes, port), join_timeout_s=3.0) as meeting:
         return meeting.gather({}, limit_s)
 
 
 def follow(node: int, port: int, nodes: int) -> Any:
-    """Another node, which waits for node 0 without sending anything."""
+    """Run another node, which waits for node 0 without sending anything."""
     with Meeting(address(node, nodes, port)) as meeting:
         return meeting.receive(60)
 

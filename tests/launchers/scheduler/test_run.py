@@ -1,4 +1,4 @@
-"""``python -m launchers`` as a command: its exit statuses, and that it goes on where it was stopped."""
+"""``python -m launchers`` as a command: exit statuses, and resumption."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
 
 @pytest.fixture(scope="module")
 def refused(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., str]]:
-    """``refused(tmp_path, "--set", "modle=x")``: the output of the command, whose status is a mistake's."""
+    """``refused(tmp_path, "--set", "modle=x")``: output of the command, which must exit with a user error."""
     home = tmp_path_factory.mktemp("warm")
     script = home / "command.py"
     script.write_text("from launchers.__main__ import main\nmain()\n")
@@ -114,7 +114,7 @@ def test_an_output_folder_in_use_by_another_job_is_refused(
 def test_a_result_whose_evaluation_fails_is_kept_and_the_failure_is_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], result: str
 ) -> None:
-    """A model, or an adapter that cannot be merged; what finishes a folder is there last."""
+    """A model, or an adapter that cannot be merged; the file that completes a folder is written last."""
     plan, evaluation_settings = make_plan({}, "local"), settings.build({"evaluation": {"generations": 1}})
 
     def collect(job: TrainJob, destination: Path) -> None:

@@ -1,4 +1,4 @@
-"""Scoring functions that work and that don't, tried before a run."""
+"""Checks of scoring functions before a run."""
 
 from __future__ import annotations
 

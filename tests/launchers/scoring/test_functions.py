@@ -1,4 +1,4 @@
-"""How a scoring function is named, and what is said where there is none."""
+"""References to scoring functions, and errors for missing ones."""
 
 from __future__ import annotations
 

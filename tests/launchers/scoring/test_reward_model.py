@@ -1,4 +1,4 @@
-"""What is taken for a reward model, and what is not."""
+"""Recognition of reward models."""
 
 from __future__ import annotations
 

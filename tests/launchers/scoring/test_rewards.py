@@ -1,4 +1,4 @@
-"""Rewards by a function, as a job names it."""
+"""Rewards from a function of the user."""
 
 from __future__ import annotations
 

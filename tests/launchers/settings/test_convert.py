@@ -1,4 +1,4 @@
-"""Configurations of other tools: all keys are accounted for, and the values are the same."""
+"""Configurations of other tools: all keys are accounted for, and values are kept."""
 
 from __future__ import annotations
 

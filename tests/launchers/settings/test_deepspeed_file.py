@@ -1,4 +1,4 @@
-"""DeepSpeed JSON files as settings: what is taken over, and what is refused with a line."""
+"""DeepSpeed JSON files as settings: converted keys and refused ones."""
 
 from __future__ import annotations
 

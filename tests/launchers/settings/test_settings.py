@@ -1,4 +1,4 @@
-"""Settings: where a user's typing errors are caught, and what ships to editors."""
+"""Settings: validation of user input, and the shipped schema."""
 
 import json
 import os
@@ -162,7 +162,7 @@ def test_an_error_in_a_settings_file_names_the_line() -> None:
 
 
 def test_settings_are_pickled_to_the_same_bytes_in_every_process() -> None:
-    """Metaflow joins a gang's nodes only where their artifacts are the same bytes."""
+    """Metaflow joins the nodes of a gang only if their artifacts are identical bytes."""
     code = (
         "import pickle, sys; from launchers import settings; "
         "given = {'lora': {'rank': 4}, 'seed': 3, 'tracker': ['wandb'], 'optimizer': {'lr': 1e-5}}; "

@@ -1,4 +1,4 @@
-"""A bundle is whole or not there; nothing damaged is ever taken for good."""
+"""A bundle is complete or absent; damaged data is never accepted."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def storage(tmp_path: Path) -> LocalStorage:
 
 
 class Failing(LocalStorage):
-    """Raises ``error`` at the file number ``at``."""
+    """Raises ``error`` at file number ``at``."""
 
     def __init__(self, root: Path, at: int, error: OSError) -> None:
         super().__init__(root)
@@ -163,7 +163,7 @@ GOOD = {"name": "model/a.bin", "size": 4, "sha256": SHA}
 def test_a_crafted_manifest_is_refused_in_one_line_and_writes_nothing(
     storage: LocalStorage, folder: Path, tmp_path: Path, files: Any
 ) -> None:
-    """Beside files that are good: nothing of them is written, either."""
+    """Valid files in the same manifest are not written either."""
     BundleFile(name=f"{'a' * 255}/b", size=0, sha256=SHA)  # the longest name
     put_bundle(storage, "b", folder)
     path = storage.root / "b" / "manifest.json"

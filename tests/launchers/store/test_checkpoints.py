@@ -1,4 +1,4 @@
-"""A checkpoint counts when every node's part is stored; resuming finds the newest good one."""
+"""A checkpoint counts when the parts of all nodes are stored; resuming uses the newest valid one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A folder that is kept in the store while a script writes to it."""
+"""A folder synchronized with the store while a script writes to it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Strangers' packages with the names of ours: on the path, or installed over them."""
+"""Foreign packages with names of the project: on the path, or installed over it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FINETUNE = "from metaflow_extensions.finetune.command import main; main()"
 
 
 def python(code: str, path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run code in a process whose path begins with this folder."""
+    """Run code in a process whose path starts with this folder."""
     return subprocess.run(
         [sys.executable, "-c", code, *arguments],
         cwd=path,  # python -c would find those of the repository first
@@ -32,7 +32,7 @@ def python(code: str, path: Path, *arguments: str) -> subprocess.CompletedProces
 
 @pytest.fixture
 def installed(tmp_path: Path) -> Path:
-    """A folder with our packages, as pip installs them."""
+    """A folder with the packages of the project as installed by pip."""
     for name in ALL:
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(ROOT / "metaflow_extensions", tmp_path / "metaflow_extensions")

@@ -1,4 +1,4 @@
-"""Who computes wrongly."""
+"""Judging of silent data corruption by repeated matrix products."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The same product again, on this machine's processor."""
+"""Repetition of a matrix product on the processor of this machine."""
 
 from __future__ import annotations
 

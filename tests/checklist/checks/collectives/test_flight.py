@@ -1,4 +1,4 @@
-"""torch's flight recorder tells in which collective ranks wait, and who has not come to it."""
+"""The flight recorder of torch shows the collective in which ranks wait and the rank that is missing."""
 
 from __future__ import annotations
 

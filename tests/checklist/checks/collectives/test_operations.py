@@ -1,4 +1,4 @@
-"""Collectives' values tell a wrong or partial result from a right one."""
+"""Values of collectives distinguish a wrong or partial result from a right one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_sum_that_omits_or_repeats_a_rank_is_detected(dtype: torch.dtype, worl
 def test_an_uneven_all_to_all_detects_a_part_at_the_wrong_position(
     world: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All ranks in one process: what each sends is cut as it says, and handed to the others."""
+    """Simulate all ranks in one process: the parts that each sends are passed to the others."""
     calls: list[tuple[torch.Tensor, torch.Tensor, list[int], list[int]]] = []
     monkeypatch.setattr("torch.distributed.all_to_all_single", lambda *fixed_part: calls.append(fixed_part))
     works = [

@@ -1,4 +1,4 @@
-"""The network between nodes: who is cut off, slow or hung is named, and nobody else."""
+"""Judging of the network between nodes: cut off, slow and hung nodes are named."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_a_node_that_only_sends_is_reported_as_blocked_inbound() -> None:
 
 
 def test_a_lost_node_does_not_make_a_link_slow() -> None:
-    """It was killed in the first round: who was asked beside it got no answer either."""
+    """The node was killed in the first round: its partners got no answer either."""
     run = cpu_run(6)
     hang = Hang(rank=3, node=3, phase="pairs", op="send", sequence=1, waited_s=3.0, kind="lost")
     first = {pair.round for pair in run.pairs if 3 in (pair.src, pair.dst)}

@@ -1,4 +1,4 @@
-"""Of the messages between two nodes: which of their times count."""
+"""Summary of the message times between two nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All nodes send at once, in real processes over gloo."""
+"""Screening with all nodes sending at once, in real processes over gloo."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures against floors, peers and the past."""
+"""Judging of speeds by minimum values, peers and history."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ A100 = "NVIDIA A100-SXM4-80GB"
 
 
 def mixed_run() -> Measurements:
-    """Two nodes of eight H100 and two of eight A100, all well."""
+    """Two healthy nodes of eight H100 and two of eight A100."""
     run = gpu_run(4)
     old = tuple(
         dataclasses.replace(fact, gpu_names=(A100,) * 8, instance_type="p4de.24xlarge")

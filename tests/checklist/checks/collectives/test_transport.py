@@ -1,4 +1,4 @@
-"""What NCCL's log tells of network, algorithm and protocol, and what the judge makes of it."""
+"""Network, algorithm and protocol in the NCCL log, and their verdict."""
 
 from __future__ import annotations
 

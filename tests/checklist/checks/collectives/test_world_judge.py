@@ -1,4 +1,4 @@
-"""Collectives over all ranks: wrong values, bandwidth and transport."""
+"""Judging of collectives over all ranks: wrong values, bandwidth and transport."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What DCGM's diagnostic says is told with node and GPU, and no answer is no pass."""
+"""Findings of the DCGM diagnostic name node and GPU; a missing result is not a pass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DCGM's diagnostic, by a program that prints what dcgmi does."""
+"""The DCGM diagnostic, with a program that prints recorded output of dcgmi."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def run_dcgm(
     gpus: tuple[str, ...] = (FIRST, SECOND),
     **reported: Any,
 ) -> tuple[Diagnosed, list[str]]:
-    """What is made of such a program, and how it was called."""
+    """Return the parsed result of such a program, and its calls."""
     program = context.directory / "bin" / "dcgmi"
     program.parent.mkdir()
     program.write_text(SCRIPT.format(place=context.directory, samples=SAMPLES, then=script))

@@ -1,4 +1,4 @@
-"""The GPUs that take part and their health: an ill one is named with its node."""
+"""Judging of participating GPUs and their health."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What NVML tells of a GPU, as the judge understands it."""
+"""Names of NVML values shared by probe and judge."""
 
 from __future__ import annotations
 

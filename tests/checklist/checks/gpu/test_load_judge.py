@@ -1,4 +1,4 @@
-"""A GPU that is held back under load is named, and by what."""
+"""Judging of GPUs under load: a throttled GPU is named with the reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A GPU under load, as NVML tells it."""
+"""Samples of a GPU under load from NVML."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NVLinks and the fabric: the GPU that is ill is named, healthy ones are not."""
+"""Judging of NVLinks and the fabric: the faulty GPU is named."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HEALTHY: dict[str, Any] = {
 
 
 def run_with(*ranks: int, nodes: int = 2, **changes: Any) -> Measurements:
-    """Healthy GPUs of HGX boards, but for what some say after the load."""
+    """Healthy GPUs of HGX boards, except for the given values after the load."""
     run = gpu_run(nodes)
     health = tuple(dataclasses.replace(state, **HEALTHY) for state in run.health)
     return with_states(dataclasses.replace(run, health=health), ranks, "after", **changes)

@@ -1,4 +1,4 @@
-"""NVLinks and the fabric, as NVML tells them."""
+"""NVLinks and the fabric as read from NVML."""
 
 from __future__ import annotations
 

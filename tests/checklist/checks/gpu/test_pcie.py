@@ -1,4 +1,4 @@
-"""GPUs below one root port copy one after the other; GPUs with separate links copy at once."""
+"""GPUs below one root port copy in turn; GPUs with separate links copy at the same time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""XID events from the kernel's log and through NVML: whose they are, when they were, what they ask for."""
+"""XID events from the kernel log and NVML: GPU, time, and required action."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_an_unreadable_kernel_log_is_unknown_and_not_empty(
 
 
 class Rank:
-    """What a worker is to the probe."""
+    """The attributes of a worker that the probe uses."""
 
     def __init__(self, directory: Path) -> None:
         self.rank, self.directory, self.stored = 0, directory, {}  # type: ignore[var-annotated]

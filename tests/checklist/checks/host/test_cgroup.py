@@ -1,4 +1,4 @@
-"""CPU and memory limits of a container, by both versions of cgroups."""
+"""CPU and memory limits of a container, in cgroup v1 and v2."""
 
 from __future__ import annotations
 

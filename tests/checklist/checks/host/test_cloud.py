@@ -1,4 +1,4 @@
-"""Where a host is, as the environment, Kubernetes and EC2's metadata tell it: asked over HTTP."""
+"""Zone, machine type and network of a host from the environment, Kubernetes and EC2 metadata, over HTTP."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def served(handler: type[BaseHTTPRequestHandler], context: ssl.SSLContext | None
 
 class Quiet(BaseHTTPRequestHandler):
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
     def reply(self, status: int, text: str = "") -> None:
         self.send_response(status)
@@ -59,7 +59,7 @@ class Quiet(BaseHTTPRequestHandler):
 
 
 class Metadata(Quiet):
-    """IMDSv2: nothing without a session token."""
+    """IMDSv2 server: responds only with a session token."""
 
     def do_PUT(self) -> None:
         has_token = self.headers.get("X-aws-ec2-metadata-token-ttl-seconds")

@@ -1,4 +1,4 @@
-"""The job, its software and its hosts: a fault in them is found under its name."""
+"""Judging of facts about the job, its software and its hosts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Containers that hold their ranks up: throttled CPUs, little memory, less than their peers."""
+"""Judging of container limits: throttled CPUs, little memory, less than peers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Virtual machines of one host are recognized by the hypervisor's identification; bare metal is not."""
+"""Virtual machines of one host are recognized by the identification of the hypervisor; bare metal is not."""
 
 from __future__ import annotations
 

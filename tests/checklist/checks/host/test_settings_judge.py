@@ -1,4 +1,4 @@
-"""Hosts that are set up otherwise: named against a reference, or where most of their like are alike."""
+"""Hosts with differing settings: compared with a reference or with the majority of their kind."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RIGHT: Reference = {"p5.48xlarge": dict(SETTINGS)}
 
 
 def with_settings(run: Measurements, rank: int, **changes: str | None) -> Measurements:
-    """That run with one host's settings changed; None takes one out. Spaces are written as _."""
+    """Return the run with settings of one host changed; None removes one. Spaces are written as _."""
     reported = SETTINGS | {name.replace("_", " "): value for name, value in changes.items()}
     return spoil(run, rank, settings={name: value for name, value in reported.items() if value is not None})
 

@@ -1,4 +1,4 @@
-"""A host's settings from /proc and /sys, without root; a host's own values are left out."""
+"""Settings of a host from /proc and /sys, without root; host-specific values are omitted."""
 
 from __future__ import annotations
 

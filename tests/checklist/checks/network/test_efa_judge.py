@@ -1,4 +1,4 @@
-"""EFA on each host by itself works, doesn't, or wasn't tried."""
+"""EFA on each host: working, failing, or not tried."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.checklist.runs import all_with, gpu_run, verdict_of
 
 
 def tried(*reported: float | str) -> Measurements:
-    """A run whose nodes have told a figure or an error each."""
+    """Return a run whose nodes have reported a value or an error each."""
     run = gpu_run(len(reported))
     loopbacks = tuple(
         Local(

@@ -1,4 +1,4 @@
-"""EFA's own test of a host by itself, with a tool in its place that prints what was recorded."""
+"""The EFA loopback test of a host, with a tool that prints recorded output."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CLIENT = """case "$*" in *localhost*) ;; *) exec sleep 60 ;; esac
 
 @pytest.fixture
 def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder at the front of the path; what is written as fi_pingpong in it is run."""
+    """A folder first in PATH; a program written there as fi_pingpong is run."""
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.setattr(efa_probe, "_SERVER_FIRST_S", 0.0)
     monkeypatch.setattr(efa_probe, "_CLIENT_S", 1.0)

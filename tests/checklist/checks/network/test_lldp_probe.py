@@ -1,4 +1,4 @@
-"""Switches are read from the answer of lldpd, and no answer is no switch."""
+"""Switches are read from the output of lldpd; missing output gives no switch."""
 
 from __future__ import annotations
 

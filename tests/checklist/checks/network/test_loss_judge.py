@@ -1,4 +1,4 @@
-"""A fault that comes and goes, night after night: what is said each time."""
+"""Intermittent packet loss over successive nights."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DAY = 86_400.0
 
 
 def night(number: int, stalled: tuple[tuple[int, int], ...] = (), nodes: int = 4) -> Measurements:
-    """A run of that night; messages between those were held up for three seconds, but not alone."""
+    """Return a run of that night in which some messages stalled for three seconds, but not alone."""
     size = 1 << 24
     pairs = tuple(
         dataclasses.replace(
@@ -37,7 +37,7 @@ def night(number: int, stalled: tuple[tuple[int, int], ...] = (), nodes: int = 4
 
 
 def nights(place: Path, runs: list[Measurements]) -> list[Result]:
-    """Each judged with what the ones before it have left in a file."""
+    """Judge each night with the history of the nights before."""
     results = []
     for run in runs:
         past = past_runs.read(place)

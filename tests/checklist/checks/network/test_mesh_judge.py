@@ -1,4 +1,4 @@
-"""Round trips between nodes, and connections that needed a second try."""
+"""Judging of round trips between nodes and of connection retries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Interfaces, RDMA and host names: a fault in them is found under its name."""
+"""Judging of interfaces, RDMA and host names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which interface NCCL and gloo will take, and why."""
+"""The interfaces that NCCL and gloo select, and the reason."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_the_nccl_interface_variable_is_parsed_like_nccl(
 
 
 def test_an_exclusion_skips_interfaces_that_nccl_cannot_use() -> None:
-    """As the containers of several nodes on AWS Batch have them, with the variable that they get there."""
+    """Interfaces of multi-node containers on AWS Batch, with the variable that they are given."""
     host = (
         Nic(name="dummy0", addresses=(), up=True),
         Nic(name="ecs-eth0", addresses=("169.254.172.2",), up=True),

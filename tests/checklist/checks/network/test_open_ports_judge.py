@@ -1,4 +1,4 @@
-"""Parts of the ports that are blocked, and families of addresses, by whose they are."""
+"""Judging of blocked port ranges and address families."""
 
 from __future__ import annotations
 

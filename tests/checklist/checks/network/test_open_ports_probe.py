@@ -1,4 +1,4 @@
-"""Ports across the range of a host: opened by it, tried by others."""
+"""Open ports across the port range of a host."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ DOWN = {"state": "DOWN", "physical": "Polling", "gbps": 10.0}
 
 
 def cluster(nodes: int, *bad: int, **changes: Any) -> Measurements:
-    """Nodes that are alike, but for a port of some of them."""
+    """Return equal nodes, with changed ports on some of them."""
     run = gpu_run(nodes)
     for node in range(nodes):
         ports = (*UP, *STORAGE)

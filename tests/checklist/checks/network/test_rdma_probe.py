@@ -1,4 +1,4 @@
-"""RDMA ports as the kernel tells them."""
+"""RDMA ports as read from the kernel."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ROOT = "/sys/class/infiniband/"
 
 
 def tree(place: Path, sample: str) -> Path:
-    """The files of a host's devices again."""
+    """Create the device files of a host."""
     for line in sample.splitlines():
         name, _, text = line.partition(":")
         file = place / name.removeprefix(ROOT)

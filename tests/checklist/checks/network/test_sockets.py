@@ -1,4 +1,4 @@
-"""Bytes to another host over a plain socket, each message timed, nobody waited for without end."""
+"""Transfers to another host over a plain socket: each message is timed, and waits have a limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Disks and stores are written and read for real, past the cache, and nothing is left in them."""
+"""Disks and datastores are written and read past the cache, and nothing is left in them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MIB = 1 << 20
 
 
 def figures(**places: Any) -> dict[str, tuple[float | None, str | None]]:
-    """What is measured in those places: value or None, and note or error."""
+    """Return the measurements of these places: value or None, and note or error."""
     measured_figures: dict[str, tuple[float | None, str | None]] = {}
 
     def figure(request_name: str, sampled: Any) -> None:
@@ -44,7 +44,7 @@ def figures(**places: Any) -> dict[str, tuple[float | None, str | None]]:
 
 @pytest.fixture(scope="module")
 def s3() -> Iterator[Any]:
-    """A client of an S3 server on this machine, in which there is one bucket."""
+    """A client of an S3 server on this machine with one bucket."""
     server_module = pytest.importorskip("moto.server", reason="needs moto[server] for an S3 on this machine")
     import boto3
 
@@ -163,7 +163,7 @@ def test_a_run_measures_the_configured_folders(tmp_path: Path) -> None:
 
 
 def _writing(keep: Path, work: Path) -> int:
-    """The worker that keeps its journal there, once it has begun to write."""
+    """Wait for the worker that writes its test file and return it."""
     deadline = time.monotonic() + 90
     while time.monotonic() < deadline:
         for entry in Path("/proc").iterdir() if list(work.iterdir()) else ():

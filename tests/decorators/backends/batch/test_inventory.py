@@ -1,4 +1,4 @@
-"""What AWS Batch's compute environments may start is what a run there is planned with. Against moto."""
+"""A run on AWS Batch is planned with the machines of its compute environments. Uses moto."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Batch says of a job whose machine is gone, and of one that has failed by itself."""
+"""Lost machines and failures of a job as reported by AWS Batch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HOST = "Host EC2 (instance i-0abc) terminated."
 
 
 class _Nodes:
-    """DescribeJobs for the nodes of a job, one of which has lost its machine; 100 at a time, as AWS says."""
+    """DescribeJobs for the nodes of a job, one of which lost its machine; at most 100 per call, as on AWS."""
 
     def __init__(self, victim: int) -> None:
         self.victim = victim

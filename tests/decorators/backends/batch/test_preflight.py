@@ -1,4 +1,4 @@
-"""The preflight of AWS Batch against moto's Batch and EC2: what a queue lacks, in words."""
+"""The preflight of AWS Batch against Batch and EC2 of moto: missing capabilities of a queue are named."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_a_region_without_the_machine_is_refused(
 
 
 def _answering(service: str, method: str, answer: Any, **error: str) -> Callable[[], Callable[[str], Any]]:
-    """The clients, one method of which gives this answer or error; botocore checks its shape."""
+    """Return clients with this response or error for one method; botocore validates its shape."""
 
     def clients() -> Callable[[str], Any]:
         def client(name: str) -> Any:

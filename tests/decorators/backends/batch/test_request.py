@@ -1,4 +1,4 @@
-"""Every value that @batch, @resources and the environment get of a plan."""
+"""Values of @batch, @resources and the environment for a plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why a Batch job has not started: its own reason first, else what is wrong with its queue."""
+"""Reasons why a Batch job has not started: its own reason first, then faults of its queue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Metaflow gets wrong with several nodes of AWS Batch is refused at the launch or put right."""
+"""Faults of Metaflow with several nodes on AWS Batch are refused at launch or corrected."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ COMMAND = (
 
 
 class Recorder:
-    """Stands where boto3's client would be: what Metaflow submits goes through the guard, as in a run."""
+    """A replacement for the boto3 client: submissions of Metaflow pass through the guard, as in a run."""
 
     submitted: dict[str, Any]
 
@@ -41,7 +41,7 @@ class Recorder:
 
 
 def submitted(task: str, *, guarded: bool, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
-    """The two commands that Metaflow's own client makes of a step's for two nodes."""
+    """Return the two commands that the Metaflow client submits for a step on two nodes."""
     if not guarded:
         monkeypatch.setattr(workarounds, "correct", lambda params: params)
     monkeypatch.setattr(RunningJob, "update", lambda job: job)  # looks in a busy loop, once a second

@@ -1,4 +1,4 @@
-"""A real API server that the checks before a run are asked of."""
+"""A real API server for the preflight checks."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def run_preflight(control_plane: ControlPlane, namespace: str, monkeypatch: pyte
 
 @pytest.fixture
 def nodes(control_plane: ControlPlane) -> Iterator[Callable[..., None]]:
-    """Adds nodes, and takes them away after the test."""
+    """Add nodes for the duration of the test."""
     environment_created: list[str] = []
 
     def add(*names: str, **overrides: Any) -> None:

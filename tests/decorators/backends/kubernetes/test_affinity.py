@@ -1,4 +1,4 @@
-"""Nodes apart from each other, and near."""
+"""Affinity of pods: separate nodes close to each other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Kubernetes refuses is said in two lines, with what to do, and never as a traceback."""
+"""Errors of Kubernetes are reported in two lines with advice, never as a traceback."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_job_left_running_is_named_with_the_command_that_deletes_it() -> None:
 
 
 class Pods:
-    """An API that has these pods, in the place of ClusterApi."""
+    """A replacement for ClusterApi that returns these pods."""
 
     def __init__(self, *pods: dict[str, Any]) -> None:
         self.pods = pods

@@ -1,4 +1,4 @@
-"""Which fabric pods use, by what nodes offer, and all that they carry for it; other steps carry nothing."""
+"""The fabric of pods by what nodes offer, and the fields that it adds to pods."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ A3_ULTRA = ClusterFacts(
 
 
 def pod_of(facts: ClusterFacts, request: Request = TWO, *, on_fabric: bool = True, **options: Any) -> Any:
-    """(extended resources, variables of the container, pod template with the patches) of a step's pods."""
+    """Return (extended resources, container variables, patched pod template) of the pods of a step."""
     values = values_for(
         StepRequest(
             backend="kubernetes",
@@ -181,7 +181,7 @@ def test_the_pod_patch_of_the_user_is_applied_last() -> None:
 
 
 def test_fabric_rows_have_sources_and_patterns_for_shared_resources_come_last() -> None:
-    """A pattern that takes all would hide what comes after it."""
+    """A pattern that matches everything would hide later rows."""
     rows = tables.pod_fabrics()
     assert all(row.source for row in rows)
     assert {row.fabric for row in rows} == {"efa", "roce", "tcpx", "tcpxo", "infiniband"}

@@ -1,4 +1,4 @@
-"""Which of a cluster's nodes could take a request, and in words why others could not."""
+"""Selection of nodes that can run a request, and the reasons why others cannot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a registry tells of an image, without a login, and what stays unknown."""
+"""Facts about an image read from a registry without a login, and unknown ones."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _CONTENTS: dict[str, dict[str, Any]] = {
 
 
 class _Registry(BaseHTTPRequestHandler):
-    """Of its images "open" is there for all, "token" for who asks for a token, "closed" for nobody."""
+    """Image "open" is public, "token" needs an anonymous token, "closed" is refused."""
 
     def _answer(self, status: int, body: bytes = b"", **headers: str) -> None:
         self.send_response(status)

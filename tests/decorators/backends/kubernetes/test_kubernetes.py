@@ -1,4 +1,4 @@
-"""Clusters as their vendors set them up (``shapes/*.json``): the plan for each, and what its pods request.
+"""Example clusters of vendors (``shapes/*.json``): the plan for each, and the requests of its pods.
 
 Each file has the nodes and networks as the API returns them, and what is expected: the planned machine, the
 training pods, the pods of a step without GPUs, and what the preflight reports.
@@ -44,7 +44,7 @@ NAMESPACE = "train"
 
 @dataclasses.dataclass
 class ShapeApi(Api):
-    """An API server with a shape's nodes and networks, JobSet, and every permission."""
+    """An API server with the nodes and networks of an example cluster, JobSet, and every permission."""
 
     networks: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     pools: list[dict[str, Any]] = dataclasses.field(default_factory=list)
@@ -92,7 +92,7 @@ def inspected(request: Request, **changes: Any) -> tuple[Findings, ClusterFacts]
 
 
 def pod_of(request: Request, facts: ClusterFacts, *, trains: bool) -> dict[str, Any]:
-    """What sets the pods of a step apart: placement, devices, annotations, variables and sidecars."""
+    """Return the distinguishing fields of pods: placement, devices, annotations, variables and sidecars."""
     step = StepRequest(backend="kubernetes", request=request, facts=facts, on_fabric=trains)
     values = values_for(dataclasses.replace(step, options=Options(termination_grace_s=0)))
     template: dict[str, Any] = {"metadata": {}, "spec": {"containers": [{"name": "main", "image": "i"}]}}
@@ -184,7 +184,7 @@ def test_steps_without_gpus_avoid_gpu_nodes_if_karpenter_can_add_others(
 
 
 class QueueApi(Api):
-    """An API server with a Job that Kueue holds back, third of four in its queue."""
+    """An API server with a Job held back by Kueue, third of four in its queue."""
 
     visible = True
 

@@ -1,4 +1,4 @@
-"""The rules of a namespace and the networks of a cluster at their edges, by what an API server would list."""
+"""Rules of a namespace and networks of a cluster at their boundaries, from listed objects."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ POD = {"cpu": 4.0, "memory": 8.0 * 2**30}
 
 
 class Lists:
-    """An API server that has these items in every list."""
+    """An API server that returns these items for every list."""
 
     def __init__(self, *items: Any) -> None:
         self.items = items
@@ -47,7 +47,7 @@ def preflight_of(*items: Any, nodes: int = 2, **pods: Any) -> Preflight:
 
 
 def rule_rows(judge: Any, *specs: Any, **values: Any) -> list[tuple[str, str]]:
-    """State and text of each row that a rule finds in objects with these specs."""
+    """Return state and text of each row of a rule for objects with these specs."""
     checked = preflight_of(*({"metadata": {"name": "own"}, "spec": spec} for spec in specs), **values)
     judge(checked, pod=POD)
     return [(row.state, row.detail) for row in checked.findings.rows]

@@ -1,4 +1,4 @@
-"""What the cluster has taken away, and what has failed by itself, by all that is seen of a job's pods."""
+"""Disruptions by the cluster are distinguished from failures by the pods of a job."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.lab.api import Json
 
 
 def pod(name: str, phase: str = "Running", *, deleted: str = "", finished: str = "", **status: Any) -> Json:
-    """``deleted``: the second at which its deletion was asked for, with 60 s of grace."""
+    """``deleted``: second at which deletion was requested, with a grace period of 60 s."""
     metadata: Json = {"name": name}
     if deleted:
         minute, second = divmod(60 + int(deleted), 60)
@@ -116,7 +116,7 @@ def test_disruptions_are_distinguished_from_failures(
 
 
 class Api:
-    """Answers with these pods, one list for each question, the last one for good; it has the job still."""
+    """Responds with these pods, one list per query, the last one repeated; the job still exists."""
 
     def __init__(self, *answers: list[Json]) -> None:
         self.answers = list(answers)

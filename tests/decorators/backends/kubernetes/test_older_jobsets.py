@@ -49,7 +49,7 @@ def test_jobsets_of_earlier_attempts_are_deleted_and_others_kept(
     api.create(f"{roles}/rolebindings", {"metadata": {"name": "e"}, "roleRef": role, "subjects": [account]})
 
     def granted() -> bool:
-        """Whether the API server's authorizer has read the new role, which takes it up to a few seconds."""
+        """Return whether the authorizer of the API server knows the new role, which takes a few seconds."""
         try:
             remove(control_plane.url, f"{ENTROPY}=none", token, space, context)
         except urllib.error.HTTPError:

@@ -1,4 +1,4 @@
-"""The preflight against a real Kubernetes API server: what it finds, what it refuses, and in what words."""
+"""The preflight against a real Kubernetes API server: findings, refusals and their messages."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_suitable_cluster_is_reported_with_the_labels_of_its_nodes(
 
 @pytest.fixture
 def daemons(control_plane: ControlPlane, namespace: str) -> Iterator[None]:
-    """A DaemonSet of the real controller's, of 3 cores and 6 GiB."""
+    """A DaemonSet of 3 cores and 6 GiB, run by the real controller."""
     requests = {"cpu": "3", "memory": "6Gi"}
     pod = {
         "containers": [{"name": "agent", "image": "agent", "resources": {"requests": requests}}],
@@ -93,7 +93,7 @@ def test_the_requests_of_daemon_pods_are_read_from_the_cluster(
 def test_a_step_without_gpus_needs_an_untainted_node_with_enough_disk(
     run_preflight: Asker, nodes: Callable[..., None], namespace: str
 ) -> None:
-    """Nodes with GPUs are fenced off to it, and a small node's disk would keep it pending for ever."""
+    """Nodes with GPUs are tainted, and the disk of a small node would keep the step pending forever."""
     taint = {"key": "nvidia.com/gpu", "effect": "NoSchedule"}
     request = request_for(planned("llama-70b", "full", "H100", 2), "data")
     bare = {"nvidia.com/gpu.product": None}

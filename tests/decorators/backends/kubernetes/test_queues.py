@@ -1,4 +1,4 @@
-"""Kueue's queues: found, with quotas that could admit the run, and with the topology of their flavors."""
+"""Kueue queues: lookup, quotas that can admit the run, and the topology of their flavors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NEVER = "it can never admit the run"
 
 
 class Objects:
-    """An API server with these objects by path; the paths in ``denied`` may not be read."""
+    """An API server with these objects by path; paths in ``denied`` may not be read."""
 
     def __init__(self, objects: dict[str, Any], denied: tuple[str, ...] = ()) -> None:
         self.objects, self.denied = objects, denied
@@ -44,7 +44,7 @@ def local(name: str = "research", **overrides: Any) -> dict[str, Any]:
 
 
 def cluster(*flavors: dict[str, Any], name: str = "all", **spec: Any) -> dict[str, Any]:
-    """A ClusterQueue with CPUs, memory and these flavors' GPUs."""
+    """Return a ClusterQueue with CPUs, memory and the GPUs of these flavors."""
     quotas = [
         {
             "name": f"h100-{number}",
@@ -82,7 +82,7 @@ def rows(objects: dict[str, Any], queue: str = "research", **overrides: Any) -> 
 def problems(
     *other_rows_given: dict[str, Any], mine: dict[str, Any], denied: tuple[str, ...] = ()
 ) -> list[str]:
-    """The findings on the cluster queue beyond that it exists; ``others`` are further cluster queues."""
+    """Return findings on the cluster queue; the positional arguments are other cluster queues."""
     objects = {
         f"{LOCAL}/research": local(),
         f"{CLUSTER}/all": mine,

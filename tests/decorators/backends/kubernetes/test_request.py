@@ -1,4 +1,4 @@
-"""Every value that @kubernetes, @resources and the environment get of a plan."""
+"""Values of @kubernetes, @resources and the environment for a plan."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_facts_of_the_cluster_take_precedence_over_the_tables() -> None:
 
 
 def test_a_step_without_gpus_is_not_restricted_to_the_training_machines() -> None:
-    """Those keep off, by a taint, whoever asks for no GPU."""
+    """A taint keeps steps without GPUs off those nodes."""
     taint = Toleration(key="nvidia.com/gpu", effect="NoSchedule")
     facts = ClusterFacts(labels=((INSTANCE_TYPE, "p5.48xlarge"),), tolerations=(taint,))
     data = request_for(planned("llama-70b", "full", "H100", 2), "data")

@@ -1,4 +1,4 @@
-"""Queues of Volcano and KAI: found by name, refused if they could never admit the run, named by the pods."""
+"""Queues of Volcano and KAI: found by name, refused if they can never admit the run, named in the pods."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def kai(name: str = "q", parent: str = "", children: tuple[str, ...] = (), **lim
 
 
 def rows(objects: dict[str, Any], **options: Any) -> list[tuple[str, str]]:
-    """State and text of the findings on the queue "q", with these objects by path."""
+    """Return state and text of the findings on the queue "q", with these objects by path."""
     groups = {path.rpartition("/queues/")[0].rpartition("/")[0] for path in objects}
 
     class Api:

@@ -1,4 +1,4 @@
-"""Which quotas with scopes count a run's pods: as a real API server has it."""
+"""Quotas with scopes that count the pods of a run, compared with a real API server."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_quota_scopes_match_a_pod_exactly_if_the_server_counts_it(
 
 
 def _refused(control_plane: ControlPlane, namespace: str) -> dict[str, bool]:
-    """Which of the pods the server refuses for that quota; none is kept."""
+    """Return which of the pods the server refuses under that quota; no pod is created."""
     resources = {"requests": {"cpu": "1", "memory": "1Gi"}}
     main = {"name": "main", "image": "i", "resources": resources}
     spec = {"activeDeadlineSeconds": 60, "containers": [main]}

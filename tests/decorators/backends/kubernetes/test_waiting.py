@@ -1,4 +1,4 @@
-"""Why a job has not started, in the words of a real scheduler and job controller; and its end."""
+"""Reasons why a job has not started, from a real scheduler and job controller, and its removal."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def namespace(control_plane: ControlPlane, request: pytest.FixtureRequest) -> st
 
 @pytest.fixture
 def submit(control_plane: ControlPlane, namespace: str, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Creates a Job whose pod asks for that; what Metaflow would wait for."""
+    """Create a Job with this pod; return the object that Metaflow would wait for."""
     monkeypatch.setenv("KUBECONFIG", str(control_plane.kubeconfig()))
 
     def submit_pod(name: str, limits: dict[str, str], **pod: Any) -> WaitedJob:
@@ -38,7 +38,7 @@ def submit(control_plane: ControlPlane, namespace: str, monkeypatch: pytest.Monk
 
 
 def _state(job: WaitedJob, pending_reason: str) -> WaitState:
-    """The state, once it says so."""
+    """Wait until the state has the message and return it."""
 
     def reported() -> WaitState | None:
         state = waiting.wait_state(job)

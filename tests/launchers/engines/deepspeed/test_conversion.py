@@ -1,4 +1,4 @@
-"""DeepSpeed's own reading of a checkpoint's files runs nothing that stands in them."""
+"""Conversion of DeepSpeed checkpoints executes no code in their files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which checkpoints FSDP2 goes on from."""
+"""Checkpoints from which FSDP2 can resume."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.launchers.engines.loop import runs
 
 
 def job_from(folder: Path, **values: Any) -> TrainJob:
-    """A job that resumes from a checkpoint which was written by a run with these values."""
+    """Return a job that resumes from a checkpoint written by a run with these values."""
     written = {"engine": "fsdp2", "method": "full", "precision": "fp32", "optimizer": "adamw"}
     (folder / "engine.json").write_text(json.dumps(written | values))
     return runs.make_job(folder, folder, folder, steps=4, engine="fsdp2", sharding="fsdp", resume_dir=folder)

@@ -1,4 +1,4 @@
-"""Layers that compute in float8, and compiled blocks."""
+"""Layers in float8, and compiled blocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One process in mixed precision: it trains as under fully_shard; fp16 scales the loss."""
+"""Mixed precision in one process equals fully_shard; fp16 scales the loss."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def loaded(folder: Path, method: str, **options: Any) -> sharding.FsdpModel:
 
 
 def trained(model: sharding.FsdpModel) -> tuple[list[float], dict[str, torch.Tensor]]:
-    """Losses and gradient norms of steps of two micro batches, and the weights after them."""
+    """Return losses and gradient norms of steps with two micro batches, and the weights after them."""
     figures = []
     for step in range(STEPS):
         for micro in (0, 1):

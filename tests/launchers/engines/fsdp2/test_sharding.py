@@ -1,4 +1,4 @@
-"""FSDP2 in gangs of processes on CPUs, compared with itself in other layouts.
+"""FSDP2 in groups of processes on CPUs, compared across layouts.
 
 Methods and exports, and the same losses as DeepSpeed: test_engines_by_method.py and loop/test_families.py.
 """
@@ -27,7 +27,7 @@ CLOSE = 2e-6  # relative; the order of a sum of fp32 differs between layouts
 def reference_run(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, model: Path, data: Path
 ) -> TrainJob:
-    """A run on two processes that others are compared with, done; with a checkpoint after half its steps."""
+    """A finished run on two processes for comparison, with a checkpoint after half its steps."""
     settings = {"method": request.param}
     job = fsdp(tmp_path_factory.mktemp("whole"), model, data, settings=settings, checkpoint_every=3)
     runs.run(job)

@@ -1,4 +1,4 @@
-"""A tiny model of every family that the loop runs, and runs of them all, several in one gang."""
+"""A tiny model of every family supported by the loop, and runs of all of them in one process group."""
 
 from __future__ import annotations
 
@@ -238,7 +238,7 @@ CONVERTED: dict[str, dict[str, Any]] = {  # their checkpoints are read
 
 
 def network(family: str, **values: Any) -> Any:
-    """A model of that family with random weights, large enough for tokens to change each other's logits.
+    """Return a model of that family with random weights, large enough that tokens change each other's logits.
 
     ``values`` are fields of config.json in place of those above.
     """
@@ -252,7 +252,7 @@ def network(family: str, **values: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Proof:
-    """A family trained by one method with one sharding: whole, and from its checkpoint to a step further."""
+    """A family trained by one method with one sharding: a full run, and one resumed from its checkpoint."""
 
     family: str
     method: str
@@ -266,7 +266,7 @@ class Proof:
 
     @property
     def after(self) -> list[telemetry.Step]:
-        """The steps from the checkpoint on."""
+        """The steps after the checkpoint."""
         return [] if self.resumed is None else runs.steps(self.resumed)
 
 
@@ -276,7 +276,7 @@ def prove(
     families: Sequence[str] = tuple(FAMILIES),
     methods: Sequence[str] = METHODS,
 ) -> list[Proof]:
-    """Train each family by each method, all of them in one gang of two processes.
+    """Train each family by each method, all of them in one group of two processes.
 
     A run that fails leaves no steps, which :func:`problems` says.
     """
@@ -321,7 +321,7 @@ def prove(
 
 
 def problems(proof: Proof, beside: Proof, folder: Path) -> list[str]:
-    """What is wrong with a proof that is done, each in a clause; its result is laid out in the empty folder.
+    """List what is wrong with a finished proof; its result is exported into the empty folder.
 
     ``beside`` is the same with a sharding that was resumed: it tells the loss after the last step.
     """
@@ -361,7 +361,7 @@ def _adapter_problems(proof: Proof, folder: Path, merged: Any) -> list[str]:
 
 
 def reported(step: telemetry.Step) -> tuple[object, ...]:
-    """What a step of a run that goes on has in common with the undisturbed one."""
+    """Return the values of a step that must be equal in a resumed and an undisturbed run."""
     return (step.step, step.loss, step.grad_norm, step.lr)
 
 
@@ -374,5 +374,5 @@ def documents() -> list[Any]:
 
 
 def loss(model: Any) -> float:
-    """The mean loss of the runs' documents, each alone."""
+    """Return the mean loss of the documents of the runs, each alone."""
     return runs.mean_loss(model, documents())

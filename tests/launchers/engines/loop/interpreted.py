@@ -1,4 +1,4 @@
-"""Liger-Kernel's real kernels on a CPU, in Triton's interpreter: in a process of its own.
+"""The real kernels of Liger-Kernel on a CPU, in the interpreter of Triton, in a separate process.
 
     TRITON_INTERPRET=1 python -m tests.launchers.engines.loop.interpreted families
     TRITON_INTERPRET=1 python -m tests.launchers.engines.loop.interpreted JOB.json
@@ -36,7 +36,7 @@ def _rsqrt(x: Any) -> Any:
 
 
 def lend_to_the_interpreter() -> None:
-    """What it lacks: numbers with a point as arguments, and CUDA's own square root."""
+    """Add what the interpreter lacks: float arguments, and the square root of CUDA."""
     import liger_kernel.ops.rms_norm as norms
 
     convert: Any = interpreter._implicit_cvt
@@ -52,7 +52,7 @@ def lend_to_the_interpreter() -> None:
 
 
 def distances() -> dict[str, tuple[float, float]]:
-    """Compare with the models' own code, by family, with all kernels and with that of the loss alone.
+    """Compare with the code of the models, by family, with all kernels and with only that of the loss.
 
     Returns the distances of loss and gradients, relative to the largest of each.
     """

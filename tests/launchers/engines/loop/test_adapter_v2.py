@@ -1,4 +1,4 @@
-"""LLaMA-Adapter v2's modules, beside PEFT's v1 and litgpt's counts."""
+"""LLaMA-Adapter v2 modules compared with v1 of PEFT and with litgpt."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PACKED = torch.cat([torch.arange(12), torch.arange(18)])[None].repeat(2, 1)
 
 
 def network(kind: str = "Llama", **values: Any) -> Any:
-    """A model of four small blocks with random weights."""
+    """Return a model of four small blocks with random weights."""
     import transformers
 
     shape = {
@@ -43,7 +43,7 @@ def trained(model: Any) -> dict[str, nn.Parameter]:
 
 
 def moved(model: Any) -> Any:
-    """The model with all that is trained off its beginning."""
+    """Return the model with all trained parameters changed from their initial values."""
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in trained(model).values():

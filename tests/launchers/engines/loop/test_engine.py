@@ -1,4 +1,4 @@
-"""Laying out what a run of the loop leaves, without torch."""
+"""Export of a finished run of the loop, without torch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def job_with(folder: Path, base: Path, *outputs: str, **settings: object) -> TrainJob:
-    """A finished job that has left these folders."""
+    """Return a finished job with these output folders."""
     job = runs.make_job(folder / "job", base, folder, steps=1, settings=settings)
     for name in outputs:
         out = job.output_dir / name

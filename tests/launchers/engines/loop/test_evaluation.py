@@ -1,4 +1,4 @@
-"""Evaluations while a run trains, on every engine, with one process and two; each test starts processes."""
+"""Evaluations during training, on every engine, with one process and two."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Trained = Callable[..., TrainJob]
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    """``trained("fsdp2", 2)``: a run with evaluations, made once; ``every=None``: without."""
+    """``trained("fsdp2", 2)``: a run with evaluations, made once; ``every=None``: without evaluations."""
     folder = tmp_path_factory.mktemp("evaluation")
     model = tiny_llama.make(folder / "model")
     kinds = {"sft": runs.documents, "dpo": runs.pairs}

@@ -1,4 +1,4 @@
-"""When a rank evaluates and what it finds, of a model that is a table, without processes."""
+"""Times and results of evaluations, with a model that is a table, without processes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ALONE = RankEnv(rank=0, local_rank=0, world_size=1, local_world_size=1, node=0)
 
 
 class Table(torch.nn.Module):
-    """What follows each token."""
+    """A model: a table of next-token probabilities."""
 
     device = torch.device("cpu")
 
@@ -42,14 +42,14 @@ class Table(torch.nn.Module):
         return self.rows[input_ids]
 
     def log_probability(self, row: Row) -> float:
-        """Of the tokens that count."""
+        """Return the log-probability of the counted tokens."""
         tokens, labels = torch.tensor(row.tokens).long(), torch.tensor(row.labels).long()
         chosen = self.rows[tokens[:-1]].log_softmax(-1).gather(-1, tokens[1:, None])[:, 0]
         return float(chosen[labels[1:] != IGNORE].sum())
 
 
 class Reporter:
-    """Keeps the finished evaluations."""
+    """Records finished evaluations."""
 
     def __init__(self) -> None:
         self.found: list[Any] = []
@@ -73,7 +73,7 @@ def evaluator(job: TrainJob, table: Table, reporter: Reporter, **options: Any) -
 
 
 def steps(job: TrainJob, seconds: float, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """After which steps of this many seconds there is an evaluation."""
+    """Return the steps of this duration in seconds after which an evaluation takes place."""
     now, table, reporter = [1000.0], Table(), Reporter()
     clock = SimpleNamespace(monotonic=lambda: now[0], perf_counter=time.perf_counter)
     monkeypatch.setattr(evaluation, "time", clock)

@@ -1,4 +1,4 @@
-"""What the loop leaves at the end."""
+"""Exports of the training loop."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _network(family: str) -> Any:
 
 
 def _adapted(base: Any, flags: dict[str, bool]) -> Any:
-    """The base with adapters that look trained: no matrix is zero, no magnitude is the base's own."""
+    """Return the base with adapters that look trained: no matrix is zero, magnitudes differ from the base."""
     targets = model.adapted_layers(base, settings.build({"lora": {"targets": "all-linear"}}))
     config = LoraConfig(r=4, lora_alpha=12, target_modules=targets, task_type="CAUSAL_LM", **flags)
     adapted = get_peft_model(base, config, autocast_adapter_dtype=False).eval()

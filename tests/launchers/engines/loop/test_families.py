@@ -1,4 +1,4 @@
-"""Every family that the loop runs, on tiny models: what packed documents see, and whole runs."""
+"""Every family supported by the loop, on tiny models: packed documents, and complete runs."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_the_shape_and_the_blocks_of_every_family_are_recognized(family: str) ->
 
 @pytest.mark.parametrize("family", families.FAMILIES)
 def test_packing_is_refused_only_for_families_whose_documents_attend_to_each_other(family: str) -> None:
-    """Two documents in one row, longer than windows and chunks, against each alone."""
+    """Two documents in one row, longer than windows and chunks, are compared with each alone."""
     network = families.network(family)
     tokens = torch.randint(3, 250, (1, 70), generator=torch.Generator().manual_seed(1))
     border = 40
@@ -90,7 +90,7 @@ def test_blocks_are_recognized_by_their_number_if_a_family_does_not_name_them() 
 
 
 def test_scores_that_a_model_caps_are_capped(tmp_path: Path) -> None:
-    """torch's own attention, which transformers takes by itself, has no cap."""
+    """The attention of torch, which transformers selects by default, has no cap."""
     families.network("gemma2").save_pretrained(tmp_path)
     tokens = torch.arange(3, 60)[None]
     capped = causal.load(tmp_path, dtype=torch.float32).eval()
@@ -110,7 +110,7 @@ Proofs = dict[tuple[str, str], Proof]  # by family and method
 
 @pytest.fixture(scope="module")
 def proved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Proofs]:
-    """All runs with a sharding of families like this one, done."""
+    """All runs with one sharding of the families, finished."""
     folder = tmp_path_factory.mktemp("families")
 
     @cache

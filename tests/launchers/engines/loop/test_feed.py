@@ -1,4 +1,4 @@
-"""The order of micro batches, and what is made before the CPU waits for a GPU."""
+"""The order of micro batches, and prefetching before the CPU waits for a GPU."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STEPS = 3
 
 @pytest.fixture
 def copies(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Count the tensors that are copied to a GPU, which here are left on the CPU."""
+    """Count tensors copied to a GPU, which stay on the CPU here."""
     copied_tensors: list[int] = []
 
     def copied(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Random generators go on from a checkpoint as if nothing had been, and a checkpoint runs nothing."""
+"""Random generators resume from a checkpoint, and their file executes no code."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RANK = RankEnv(rank=1, local_rank=1, world_size=2, local_world_size=2, node=0)
 
 
 def drawn() -> list[Any]:
-    """Also the second of a pair of normal deviates, which the first draw keeps."""
+    """Draw random numbers, including the second of a pair of normal deviates, which is cached."""
     return [
         torch.randn(5).tolist(),
         [random.gauss(0, 1) for _ in range(3)],

@@ -1,4 +1,4 @@
-"""Log-probabilities from the output head in chunks, against those of whole logits."""
+"""Log-probabilities from the output head in chunks, compared with full logits."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_the_fused_head_has_the_values_and_gradients_of_full_logits_without_stor
 
 
 class _Model:
-    """A network as tasks query it."""
+    """A network as queried by tasks."""
 
     device = torch.device("cpu")
 

@@ -1,4 +1,4 @@
-"""Held-out rows as each rank measures them, without a model."""
+"""Distribution of held-out rows over ranks, without a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A UNet in the loop: its losses beside those of diffusers' own training script, and its export."""
+"""Training of a UNet: losses compared with the diffusers training script, and exports."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def adapted(images: PreparedRun) -> TrainJob:
 
 
 def script_losses(job: TrainJob) -> list[float]:
-    """The losses of diffusers' train_text_to_image_sdxl.py (0.42.1), with what the job draws.
+    """Losses of diffusers' train_text_to_image_sdxl.py (0.42.1), with the random draws of the job.
 
     Its scheduler adds the noise, its compute_snr gives min-SNR's weights; the mean is over each image and
     then over the batch, gradients are clipped at 1, AdamW is torch's.
@@ -147,7 +147,7 @@ def assert_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -
 
 
 def picture(pipeline: Any) -> Any:
-    """What a pipeline makes of a caption and a seed, as an array."""
+    """Return the image that a pipeline generates from a caption and a seed, as an array."""
     pipeline.set_progress_bar_config(disable=True)
     options: dict[str, Any] = {"num_inference_steps": 2, "height": 64, "width": 64, "output_type": "np"}
     return pipeline("a small red circle", generator=torch.Generator().manual_seed(1), **options).images
@@ -284,20 +284,20 @@ EVALUATED: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def averaged(images: PreparedRun) -> TrainJob:
-    """A finished full run in one process with an average of the weights, evaluated while it trains."""
+    """A finished full run in one process with a moving average of the weights, evaluated during training."""
     job = images.job("averaged", settings=EVALUATED, checkpoint_every=3)
     runs.run(job)
     return job
 
 
 def events_of_rank_0(job: TrainJob, kind: type[Any]) -> list[Any]:
-    """What rank 0 has said of one kind, in order."""
+    """Return the events of one kind reported by rank 0, in order."""
     events = Follower(job.telemetry_dir).poll()
     return [event for event in events if isinstance(event, kind) and event.rank == 0]
 
 
 def evaluations(job: TrainJob) -> list[Evaluated]:
-    """Those that have ended; a long one says that it is under way, too."""
+    """Return finished evaluations; a long one also reports progress."""
     return [event for event in events_of_rank_0(job, Evaluated) if event.loss is not None]
 
 
@@ -391,7 +391,7 @@ def test_a_clip_model_scores_how_well_images_match_their_captions(averaged: Trai
 
 
 def make_clip(pipeline: Path, folder: Path) -> Path:
-    """A CLIP model of random weights with a pipeline's tokenizer."""
+    """Create a CLIP model with random weights and the tokenizer of a pipeline."""
     from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel, CLIPProcessor, CLIPTokenizer
 
     tokenizer = CLIPTokenizer.from_pretrained(pipeline / "tokenizer")

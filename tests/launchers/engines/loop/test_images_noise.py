@@ -1,4 +1,4 @@
-"""Noise on latents, against diffusers' own."""
+"""Noise on latents, compared with diffusers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Liger-Kernel's kernels beside the model's own, on a CPU, in Triton's interpreter; no GPU has run them."""
+"""Kernels of Liger-Kernel compared with the model code, on a CPU in Triton's interpreter, without a GPU."""
 
 from __future__ import annotations
 

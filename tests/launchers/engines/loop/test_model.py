@@ -1,4 +1,4 @@
-"""What is trained of a model: which layers get adapters, by the family's own names."""
+"""Trained layers of a model: adapter targets by the names of the family."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def job_on_experts(folder: Path) -> TrainJob:
 
 
 def test_expert_adapters_keep_a_copy_of_the_experts_for_the_backward_pass(tmp_path: Path) -> None:
-    """What the estimate adds to each block that is not recomputed."""
+    """The estimate adds this copy to each block that is not recomputed."""
     import torch
 
     def keep_copy(experts: bool) -> int:

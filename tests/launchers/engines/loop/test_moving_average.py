@@ -1,4 +1,4 @@
-"""The moving average of trained weights, against its recurrence by hand."""
+"""The moving average of trained weights, compared with its recurrence calculated by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layers in 4 and 8 bits: what they hold, what they compute, and what trains beside them."""
+"""Layers in 4 and 8 bits: storage, outputs, and training of adapters on them."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_a_quantized_weight_has_the_bytes_per_value_of_its_format(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_backward_pass_keeps_no_gathered_weight_of_the_forward_pass(kind: LaunchedQuantization) -> None:
-    """As ZeRO-3 does it: the parameter's values are given away, and gathered anew for the gradient."""
+    """ZeRO-3 frees the values of the parameter and gathers them again for the gradient."""
     layer = layer_of(matrix(48, 64), kind)
     inputs, gathered = matrix(3, 64).requires_grad_(), layer.weight.data
     output = layer(inputs)
@@ -145,7 +145,7 @@ def qlora(
 def reference_run(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, model: Path, data: Path
 ) -> TrainJob:
-    """A run on two processes that others are compared with, done; with a checkpoint after half its steps."""
+    """A finished run on two processes for comparison, with a checkpoint after half its steps."""
     job = qlora(tmp_path_factory.mktemp("whole"), model, data, request.param, checkpoint_every=3)
     runs.run(job)
     return job
@@ -202,7 +202,7 @@ def logits(network: Any) -> torch.Tensor:
 def test_the_merged_model_has_the_outputs_of_the_quantized_base_with_its_adapter(
     tmp_path: Path, model: Path, data: Path, kind: LaunchedQuantization, sharding: str
 ) -> None:
-    """The base as transformers' BitsAndBytesConfig quantizes it, too, but for its 8 bits' rounding."""
+    """Compared also with BitsAndBytesConfig of transformers, except for rounding in 8 bits."""
     from peft import PeftModel
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 

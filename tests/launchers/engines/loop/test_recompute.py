@@ -1,4 +1,4 @@
-"""What activation checkpointing keeps of a block, counted by the operations that are run again."""
+"""Activations kept by activation checkpointing, counted by recomputed operations."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def job_of(folder: Path, *, checkpointing: bool = True, **settings: Any) -> Trai
 
 
 def repeated(job: TrainJob) -> tuple[int, int]:
-    """Products and attentions that a backward pass runs beyond those of one without checkpointing."""
+    """Return products and attentions in a backward pass beyond those without checkpointing."""
     counts = []
     for checkpointing in (False, True):
         layout = dataclasses.replace(job.plan.layout, activation_checkpointing=checkpointing)

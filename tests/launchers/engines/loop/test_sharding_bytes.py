@@ -1,4 +1,4 @@
-"""The bytes that each of two ranks holds, beside the estimate's: for each method and each sharding."""
+"""Bytes held by each of two ranks compared with the estimate, for each method and sharding."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KINDS = {"qlora": "nf4-double", "int8": "int8"}
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """tiny-llama, and rows for it."""
+    """tiny-llama, and its rows."""
     folder = tmp_path_factory.mktemp("tiny")
     tiny_llama.make(folder / "model")
     runs.make_data(folder / "data", runs.documents(8), batch=4, steps=held.STEP)
@@ -38,7 +38,7 @@ EVERY_CHANGE = [("full", "zero3"), ("qlora", "fsdp")]
 
 
 def bucket(setup: Setup) -> int:
-    """DeepSpeed's bucket of gradients, which stage 3 keeps (runtime/zero/stage3.py)."""
+    """Return the gradient bucket of DeepSpeed that stage 3 keeps (runtime/zero/stage3.py)."""
     return 2 * min(DEEPSPEED_BUCKET, setup.trainable_parameters) if setup.sharding == "zero3" else 0
 
 

@@ -1,4 +1,4 @@
-"""Preferences in the loop, compared with TRL's trainers on the same rows on every sharding."""
+"""Preference tasks compared with trainers of TRL on the same rows on every sharding."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def make_job(folder: Path, task: str, method: str, sharding: str = "fsdp2", **op
 
 
 def losses_of_trl(job: TrainJob, work: Path) -> tuple[list[float], list[float]]:
-    """Each step's loss and margin, as TRL's trainer of the task computes them, before the step."""
+    """Return loss and margin of each step from the trainer of TRL, before the step."""
     pytest.importorskip("trl", reason="trl needs Python 3.11 and is not installed")
     from datasets import Dataset
     from tokenizers import Tokenizer, models, pre_tokenizers
@@ -161,7 +161,7 @@ def test_a_task_has_the_losses_of_trl_with_every_sharding(tmp_path: Path, task: 
 
 @pytest.mark.parametrize("task", ["dpo", "orpo", "simpo"])
 def test_the_loss_of_a_task_equals_a_value_calculated_by_hand(task: str) -> None:
-    """Two pairs; vocabulary of 4; every token has probability 1/2, 1/4, 1/8, 1/8."""
+    """Two pairs; vocabulary of 4; token probabilities 1/2, 1/4, 1/8, 1/8."""
     rows = [_pair([0, 1], [0, 2]), _pair([1, 1, 0], [2])]
     batch = collate_pairs(rows, 0)
     probabilities = torch.tensor([0.5, 0.25, 0.125, 0.125])

@@ -1,4 +1,4 @@
-"""The loop beside code that isn't ours: transformers' Trainer on the same rows."""
+"""The training loop compared with the transformers Trainer on the same rows."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def rows_in_order(job: TrainJob) -> Iterator[dict[str, list[int]]]:
 
 
 def losses_of_trainer(job: TrainJob, work: Path) -> list[float]:
-    """Of each step, as transformers' Trainer computes it, before the step."""
+    """Return the loss of each step from the transformers Trainer, before the step."""
     from transformers import Trainer, TrainingArguments
 
     losses: list[float] = []

@@ -1,4 +1,4 @@
-"""LLaMA-Adapters in layouts that test_engines_by_method.py does not train them in."""
+"""LLaMA-Adapters in layouts that test_engines_by_method.py does not cover."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 def reference_run(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, model: Path, data: Path
 ) -> TrainJob:
-    """A run of FSDP2 on two processes that others are compared with, done."""
+    """A finished run of FSDP2 on two processes for comparison."""
     network = runs.load(model)  # attention that matters, because prompts work through it alone
     with torch.no_grad():
         for block in network.model.layers:
@@ -45,7 +45,7 @@ def reference_run(
 
 
 def job_of(work: Path, model: Path, data: Path, method: str, layout: str) -> TrainJob:
-    """A job with prompts in the second of two blocks, at a rate at which the gates open in six steps."""
+    """Return a job with prompts in the second of two blocks, whose gates open within six steps."""
     settings = {"method": method, "adapter": {"start_layer": 1}, "optimizer": {"lr": 0.5}}
     return runs.make_job(work, model, data, steps=STEPS, settings=settings, **LAYOUTS[layout])
 

@@ -1,4 +1,4 @@
-"""Variable-length attention beside transformers' mask, through a reference of the kernel's contract."""
+"""Variable-length attention compared with attention masks, using a reference of the kernel."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def packed_rows() -> list[Row]:
 
 
 def step(network: Any, batch: batches.MicroBatch) -> tuple[float, dict[str, torch.Tensor]]:
-    """Loss and gradients of one training step."""
+    """Return loss and gradients of one training step."""
     network.zero_grad()
     loss = summed_cross_entropy(network(**batch.inputs, use_cache=False).logits, batch.labels)
     loss.backward()
@@ -131,7 +131,7 @@ def test_every_task_has_the_same_loss_and_metrics_without_padding(
 
 
 class _Model:
-    """A network as tasks query it."""
+    """A network as queried by tasks."""
 
     device = torch.device("cpu")
 
@@ -171,7 +171,7 @@ def test_a_gpu_older_than_ampere_uses_an_attention_mask(
 
 @pytest.fixture
 def _operator() -> Iterator[None]:
-    """Give torch's own operator of the kernel, which is CUDA's alone, the reference on CPUs."""
+    """Register the reference for the CUDA-only torch operator on CPUs."""
     from torch.nn.attention import varlen as kernel
 
     def forward(query: Any, key: Any, value: Any, cu_q: Any, cu_k: Any, *ignored: Any) -> Any:

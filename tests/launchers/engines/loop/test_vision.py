@@ -1,4 +1,4 @@
-"""Vision-language models: the losses of TRL's trainer, and runs from JSONL to a model that answers."""
+"""Vision-language models: losses compared with TRL, and runs from JSONL to an exported model."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def conversations() -> list[Conversation]:
 
 
 def answer_of(folder: Path, color: str) -> str:
-    """The reloaded model's answer about an image, by transformers alone but for the processor."""
+    """Return the answer of the exported model about an image, by transformers and the processor alone."""
     from transformers import AutoModelForImageTextToText
 
     processor = load_tokenizer(folder, build({"vision": "frozen"})).processor

@@ -1,4 +1,4 @@
-"""Embeddings, heads and norms that are trained whole beside adapters."""
+"""Embeddings, heads and norms trained fully next to adapters."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_trained_modules_are_counted_exactly_merged_and_loaded_by_peft(
 
 
 def test_names_of_trained_modules_are_the_shortest_unambiguous_suffixes() -> None:
-    """PEFT takes what ends with a name: "norm" would be Qwen 3's norms of queries and keys, too."""
+    """PEFT matches suffixes: "norm" would also match the query and key norms of Qwen 3."""
     llama, qwen3 = (
         whole_modules.peft_options(network(kind), EVERYTHING)["modules_to_save"]
         for kind in ("Llama", "Qwen3")

@@ -1,4 +1,4 @@
-"""A reference of torch's variable-length attention, whose kernel runs on CUDA alone."""
+"""A CPU reference of the variable-length attention of torch, whose kernel needs CUDA."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from launchers.engines.torchtune import checkpoint as torchtune_checkpoint  # no
 
 
 def make(seed: int, lr: float = 0.1) -> tuple[torch.nn.Sequential, torch.optim.Optimizer]:
-    """A frozen layer and a trained one."""
+    """Create a model with a frozen and a trained layer."""
     torch.manual_seed(seed)
     model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 2))
     model[0].requires_grad_(False)

@@ -1,4 +1,4 @@
-"""What torchtune cannot do, and what the generated YAML holds."""
+"""Jobs that torchtune does not support, and the generated YAML."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What training adapters leaves is, bit for bit, what torchtune's recipes make of them."""
+"""Exports of adapters equal those of the torchtune recipes bit for bit."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ FORMS = {"F32": torch.float32, "BF16": torch.bfloat16}
 
 @pytest.fixture(autouse=True)
 def garbage_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torchtune collects it after each of the small files."""
+    """Disable the garbage collection of torchtune after each small file."""
     monkeypatch.setattr(gc, "collect", lambda: 0)
 
 
 def make_base(folder: Path, family: str, stored: torch.dtype) -> Path:
-    """A small random model in several files."""
+    """Create a small random model in several files."""
     from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config
 
     config: Any = {
@@ -55,7 +55,7 @@ def make_base(folder: Path, family: str, stored: torch.dtype) -> Path:
 
 
 def make_model(base: Path, method: str, dtype: torch.dtype, checkpointer: Any) -> Any:
-    """torchtune's model with the base's weights and adapters drawn at random, as its recipes build it."""
+    """Build the torchtune model with the weights of the base and random adapters, like its recipes."""
     from omegaconf import OmegaConf
     from torchtune import config, training
     from torchtune.modules.peft import get_adapter_params, set_trainable_params
@@ -140,7 +140,7 @@ def test_the_merged_model_and_the_adapter_equal_those_of_torchtune(
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_two_processes_merge_a_4_bit_base_with_the_same_quantization_as_torchtune(tmp_path: Path) -> None:
-    """Each holds a shard of every matrix; what is merged was made 4-bit as a whole."""
+    """Each process holds a shard of every matrix; matrices are quantized before sharding."""
     from torchao.quantization import NF4Tensor
     from torchtune import training
     from torchtune.modules.peft import get_merged_lora_ckpt

@@ -1,4 +1,4 @@
-"""DPO by torchtune's recipes: its loss, the pairs that it gets, and what it refuses."""
+"""DPO by torchtune recipes: loss, order of pairs, and refusals."""
 
 from __future__ import annotations
 

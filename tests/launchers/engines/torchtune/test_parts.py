@@ -1,4 +1,4 @@
-"""The data and the schedules that the recipes get."""
+"""Data and schedules passed to the recipes."""
 
 from __future__ import annotations
 

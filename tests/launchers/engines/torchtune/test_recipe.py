@@ -1,4 +1,4 @@
-"""torchtune's recipes really train, report, checkpoint, go on and export. Each test starts processes."""
+"""torchtune recipes train, report, checkpoint, resume and export. Each test starts processes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def job_of(
     work: Path, model: Path, data: Path, *, steps: int = STEPS, world: int = 1, **options: Any
 ) -> TrainJob:
-    """A job of torchtune; by default in micro batches of two rows."""
+    """Return a torchtune job; by default in micro batches of two rows."""
     values: dict[str, Any] = {"micro": 2, "accumulation": BATCH // world // 2} | options
     values["settings"] = {"optimizer": {"lr": 3e-3}} | values.get("settings", {})
     return runs.make_job(
@@ -54,7 +54,7 @@ def job_of(
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory, model: Path, data: Path) -> Any:
-    """Finished runs of all weights, each made once: trained(2) on two processes."""
+    """Finished full runs, each made once: trained(2) on two processes."""
 
     @functools.cache
     def get(world: int) -> TrainJob:
@@ -90,7 +90,7 @@ def test_losses_and_norms_equal_those_of_the_torchtune_command_bit_by_bit(
 
 
 def _number(text: str) -> float:
-    """Of a logged number or tensor."""
+    """Return a logged number or tensor as a float."""
     return float(re.sub(r"tensor\(([^,)]+).*", r"\1", text))
 
 
@@ -202,7 +202,7 @@ LLAMA3_ROPE = {
 
 
 def make_family(folder: Path, family: str) -> Path:
-    """A small random model of another family, saved by transformers."""
+    """Create a small random model of another family, saved by transformers."""
     import torch
     from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config
 
@@ -269,7 +269,7 @@ def test_a_family_has_the_losses_of_transformers_and_its_export_is_complete(
 
 
 def train_traced(job: TrainJob) -> None:
-    """Train with torch.compile's tracing and partitioning, without generated code."""
+    """Train with tracing and partitioning of torch.compile, without generated code."""
     os.environ["TORCH_COMPILE_BACKEND"] = "aot_eager"
     Torchtune().train(job)
 

@@ -1,4 +1,4 @@
-"""What TRL's GRPO is asked for that it cannot do here, and who else is asked for it."""
+"""Jobs that the TRL engine supports or refuses."""
 
 from __future__ import annotations
 

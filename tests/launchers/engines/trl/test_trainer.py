@@ -1,4 +1,4 @@
-"""GRPO through TRL: the reward rises, and every process says what it does.
+"""GRPO through TRL: the reward rises, and every process reports.
 
 That a run goes on from its checkpoint and what it leaves loads: tests/launchers/engines/methods.py.
 """
