@@ -33,7 +33,7 @@ def quantity(text: str | int) -> float:
 
 
 def pod_spec(pod: Json, api: Api, base_variables: Mapping[str, str]) -> PodSpec:
-    """Convert a pod; raises NotStartable if kubelet would let it wait. ``base_variables``: defaults of its variables."""
+    """Convert a pod; raises NotStartable if kubelet would let it wait. ``base_variables``: defaults."""
     spec, container = pod["spec"], pod["spec"]["containers"][0]
     names = _names(pod)
     limit = container.get("resources", {}).get("limits", {}).get("memory")
