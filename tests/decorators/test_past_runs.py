@@ -1,4 +1,4 @@
-"""Earlier runs are read in time, and those that ended before the step in question are passed over."""
+"""Earlier runs are read within a time limit, and unfinished ones are ignored."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _user(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Task:
-    """A task of Metaflow's client, as far as it is asked."""
+    """The attributes of a task of the Metaflow client that are used."""
 
     def __init__(self, *artifacts: str, finished: bool = True) -> None:
         self.finished = finished
@@ -31,31 +31,31 @@ class Task:
         return iter([SimpleNamespace(id=name) for name in self._artifacts])
 
 
-def test_only_tasks_that_have_ended_and_left_all_artifacts_count() -> None:
-    whole = Task("cluster", "result", "more")
+def test_only_finished_tasks_with_all_artifacts_count() -> None:
+    complete_task = Task("cluster", "result", "more")
     runs: list[dict[str, Any]] = [
-        {"verdict": SimpleNamespace(task=whole)},
+        {"verdict": SimpleNamespace(task=complete_task)},
         {},  # it ended before its verdict
         {"verdict": SimpleNamespace(task=None)},
         {"verdict": SimpleNamespace(task=Task("cluster", "result", finished=False))},
         {"verdict": SimpleNamespace(task=Task("cluster"))},
     ]
-    assert list(ended_tasks(runs, "verdict", ("cluster", "result"))) == [whole]
+    assert list(ended_tasks(runs, "verdict", ("cluster", "result"))) == [complete_task]
 
 
-def test_reading_sees_the_runs_of_all_users_and_leaves_the_namespace_as_it_was() -> None:
+def test_runs_of_all_users_are_read_and_the_namespace_is_restored() -> None:
     before = get_namespace()
-    seen = []
+    namespaces_seen = []
     namespace("user:somebody")
     try:
-        assert read_for(30, lambda over: seen.append((get_namespace(), over.is_set())))
-        assert seen == [(None, False)]
+        assert read_for(30, lambda over: namespaces_seen.append((get_namespace(), over.is_set())))
+        assert namespaces_seen == [(None, False)]
         assert get_namespace() == "user:somebody"
     finally:
         namespace(before)
 
 
-def test_a_hanging_reader_is_abandoned_in_time_and_notified() -> None:
+def test_a_hanging_reader_is_abandoned_at_its_time_limit_and_notified() -> None:
     reported = threading.Event()
 
     def hang(over: threading.Event) -> None:
@@ -67,12 +67,12 @@ def test_a_hanging_reader_is_abandoned_in_time_and_notified() -> None:
 
 
 def noted(*entries: tuple[str, str, int]) -> Any:
-    """A task of whose attempts this is noted: (name, value, milliseconds)."""
+    """A task with these metadata of its attempts: (name, value, milliseconds)."""
     items = [SimpleNamespace(name=name, value=value, created_at=at) for name, value, at in entries]
     return SimpleNamespace(metadata=items)
 
 
-def test_each_attempt_counts_and_one_that_was_killed_lasts_until_the_next_began() -> None:
+def test_each_attempt_counts_and_a_killed_attempt_lasts_until_the_next_begins() -> None:
     failed = (("attempt", "0", 1000), ("attempt_ok", "False", 31_000))
     killed = (("attempt", "1", 60_000),)
     last = (("attempt", "2", 100_000), ("attempt_ok", "True", 190_000), ("attempt-done", "2", 190_500))

@@ -1,4 +1,4 @@
-"""Readers of files and answers from elsewhere, each with a valid input. A new one is a row of READERS."""
+"""Readers of files and responses of other systems, each with a valid input, in READERS."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ PLAN = planned("llama-8b", "lora", "H100", 1)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reader:
-    """One reader: it gets the path of the damaged input."""
+    """One reader; it gets the path of the damaged input."""
 
     read: Callable[[Path], object]
     seed: bytes
@@ -117,7 +117,7 @@ def text_of(path: Path) -> str:
 
 
 def safetensors(path: Path) -> object:
-    """The damaged JSON as the header of a safetensors file."""
+    """Write the damaged JSON as the header of a safetensors file."""
     header, file = path.read_bytes(), path.with_name("model.safetensors")
     file.write_bytes(len(header).to_bytes(8, "little") + header + bytes(16))
     return model_files.read_header(file)

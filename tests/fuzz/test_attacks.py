@@ -1,4 +1,4 @@
-"""Inputs made to harm: each is refused, or read within its limits."""
+"""Malicious inputs are refused or read within limits."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def linked(tiny: Path, folder: Path) -> Path:
-    """A model folder whose files are hard links, as exports make them."""
+    """A model folder with hard-linked files, as in exports."""
     folder.mkdir(parents=True)
     for path in tiny.iterdir():
         os.link(path, folder / path.name)
@@ -59,7 +59,7 @@ def linked(tiny: Path, folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("place", ["vocab.txt", "deep/down/notes.md", "folder"])
-def test_a_model_with_a_link_out_of_its_folder_is_refused(
+def test_a_model_with_a_symbolic_link_out_of_its_folder_is_refused(
     tiny: Path, tmp_path: Path, secret: Path, place: str
 ) -> None:
     folder = linked(tiny, tmp_path / "model")
@@ -269,7 +269,7 @@ def test_parquet_is_decoded_in_batches_by_bytes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("nested", [False, True])
 def test_parquet_that_repeats_one_value_endlessly_is_refused(tmp_path: Path, nested: bool) -> None:
-    """A file of 1 MiB whose rows, or whose only row, have 20 GiB."""
+    """A file of 1 MiB that decodes to 20 GiB."""
     file = repeated_value(tmp_path, 20_000, nested=nested)
     assert file.stat().st_size < 2 * MIB
     before, began = reset_peak(), time.process_time()
@@ -280,7 +280,7 @@ def test_parquet_that_repeats_one_value_endlessly_is_refused(tmp_path: Path, nes
     assert time.process_time() - began < 10
 
 
-def test_a_row_of_parquet_whose_lists_are_too_large_is_a_bad_row(tmp_path: Path) -> None:
+def test_a_parquet_row_with_oversized_lists_is_an_invalid_row(tmp_path: Path) -> None:
     before = reset_peak()
     ((_, row),) = files.open_rows(repeated_value(tmp_path, 100, nested=True))
     assert "more than 64 MiB of text" in str(row)
@@ -342,7 +342,7 @@ def test_decompression_of_a_packed_plan_is_limited() -> None:
 
 
 @pytest.mark.parametrize("word", ["", "eJ", "not base64", b64encode(zlib.compress(b"{}")[:-4]).decode()])
-def test_a_damaged_plan_gives_one_line(word: str) -> None:
+def test_a_damaged_plan_is_reported_in_one_line(word: str) -> None:
     with pytest.raises(UserError, match=r"^The plan in FINETUNE_PLAN cannot be read: "):
         unpack(word)
 
@@ -379,7 +379,7 @@ def replace_pickle(path: Path, data: bytes) -> None:
 
 
 @pytest.mark.parametrize("depth", [200, 100_000])
-def test_deeply_nested_files_give_one_line(tmp_path: Path, depth: int) -> None:
+def test_deeply_nested_files_are_reported_in_one_line(tmp_path: Path, depth: int) -> None:
     nested = '{"a":' + "[" * depth + "]" * depth + "}"
     (tmp_path / "config.json").write_text(nested)
     for read in (hf_files.read_directory, model_files.read_config, weights.check_model_folder):
@@ -392,7 +392,7 @@ def test_deeply_nested_files_give_one_line(tmp_path: Path, depth: int) -> None:
         settings.parse_yaml(nested)
 
 
-def test_parquet_with_invalid_text_is_a_bad_row(tmp_path: Path) -> None:
+def test_parquet_with_invalid_text_is_an_invalid_row(tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
@@ -409,7 +409,7 @@ def test_text_that_an_api_server_rejects_is_refused_in_pod_templates(name: str) 
         pod_template.read({"spec": {"schedulerName": name}})
 
 
-def test_a_panicking_tokenizer_gives_one_line(tiny: Path, tmp_path: Path) -> None:
+def test_a_panicking_tokenizer_is_reported_in_one_line(tiny: Path, tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     folder = linked(tiny, tmp_path / "model")
     values = json.loads((folder / "tokenizer.json").read_text())

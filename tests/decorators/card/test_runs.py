@@ -1,4 +1,4 @@
-"""Runs beside each other."""
+"""Comparison of several runs."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_short_names_are_the_shortest_endings_that_differ() -> None:
     assert short_names(["11", "12"]) == ["11", "12"]
 
 
-def test_only_settings_that_differ_are_rows_and_a_folder_is_no_difference() -> None:
+def test_only_differing_settings_are_rows_and_folders_are_ignored() -> None:
     rows = differing_settings([_record("11"), _record("12", lr=3e-4)])
     assert rows == [("optimizer.lr", ("0.0001", "0.0003"))]
     assert differing_settings([_record("11"), _record("12")]) == []

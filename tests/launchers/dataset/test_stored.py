@@ -29,7 +29,7 @@ def stored(folder: Path, rows: list[Any]) -> StoredRows:
     return StoredRows(folder)
 
 
-def test_every_kind_of_row_comes_back_as_it_was(tmp_path: Path) -> None:
+def test_every_kind_of_row_is_read_back_unchanged(tmp_path: Path) -> None:
     rows = stored(tmp_path, ROWS)
     assert list(rows) == ROWS
     assert (rows[-1], rows[1:3], len(rows)) == (ROWS[-1], ROWS[1:3], 5)
@@ -40,15 +40,15 @@ def test_every_kind_of_row_comes_back_as_it_was(tmp_path: Path) -> None:
         rows[5]
 
 
-def test_equal_rows_have_one_fingerprint_and_others_another(tmp_path: Path) -> None:
-    first, again, other = (
+def test_equal_rows_have_equal_fingerprints_and_different_rows_do_not(tmp_path: Path) -> None:
+    first, second_fingerprint, other = (
         stored(tmp_path / name, rows).fingerprint
         for name, rows in (("a", ROWS), ("b", ROWS), ("c", [*ROWS, CHAT]))
     )
-    assert first == again != other
+    assert first == second_fingerprint != other
 
 
-def test_a_folder_whose_writing_broke_off_is_not_complete(tmp_path: Path) -> None:
+def test_a_folder_whose_writing_was_interrupted_is_incomplete(tmp_path: Path) -> None:
     bad: Any = None
     with pytest.raises(AttributeError):
         stored(tmp_path, [CHAT, bad])
@@ -57,7 +57,7 @@ def test_a_folder_whose_writing_broke_off_is_not_complete(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("kind", ["in a file", "at hand"])
-def test_what_is_selected_twice_is_what_both_selections_say(kind: str, tmp_path: Path) -> None:
+def test_a_selection_of_a_selection_composes_both(kind: str, tmp_path: Path) -> None:
     texts: list[Any] = [Conversation(text=name, source=place % 2) for place, name in enumerate("abcdef")]
     rows = stored(tmp_path, texts) if kind == "in a file" else texts
     odd = Selected(rows, np.array([5, 3, 1]), {5: Conversation(text="FFF", source=1)})

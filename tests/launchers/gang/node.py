@@ -1,4 +1,4 @@
-"""A node's task as a process: ``python -m tests.launchers.gang.node ORDER.json``."""
+"""The task of a node as a process: ``python -m tests.launchers.gang.node ORDER.json``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the attempts of a run leave for each other, and how want of memory is told from other failures."""
+"""Plans passed between the attempts of a run, and recognition of out-of-memory failures."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def plans(tmp_path: Path) -> Replanning:
     return Replanning(storage=LocalStorage(tmp_path), prefix="plans/7")
 
 
-def after(made: Plan, attempt: int = 0) -> NextPlan:
-    following = after_out_of_memory(made, JOB, attempt=attempt)
+def after(changed_plan: Plan, attempt: int = 0) -> NextPlan:
+    following = after_out_of_memory(changed_plan, JOB, attempt=attempt)
     assert following is not None
     return following
 
 
-def test_unless_memory_runs_out_every_attempt_has_the_launched_plan(
+def test_every_attempt_has_the_launched_plan_unless_memory_runs_out(
     plans: Replanning, launched: Plan
 ) -> None:
     assert choose_plan(plans, 0, launched) is launched
@@ -46,13 +46,13 @@ def test_unless_memory_runs_out_every_attempt_has_the_launched_plan(
 def test_the_plan_that_an_attempt_stores_applies_to_all_later_ones(plans: Replanning, launched: Plan) -> None:
     following = after(launched)
     plans.store_plan(0, following)
-    said: list[str] = []
-    assert choose_plan(plans, 1, launched, report=said.append) == following.plan
+    lines: list[str] = []
+    assert choose_plan(plans, 1, launched, report=lines.append) == following.plan
     assert choose_plan(plans, 2, launched) == following.plan  # attempt 1 failed for another reason
-    assert following.change in said[0]
-    then = after(following.plan, 1)
-    plans.store_plan(1, then)
-    assert choose_plan(plans, 2, launched) == then.plan
+    assert following.change in lines[0]
+    later_plan = after(following.plan, 1)
+    plans.store_plan(1, later_plan)
+    assert choose_plan(plans, 2, launched) == later_plan.plan
 
 
 def test_a_plan_for_another_gpu_applies_only_if_that_gpu_was_requested(
@@ -73,7 +73,9 @@ def test_an_incomplete_plan_of_an_attempt_is_ignored(plans: Replanning, launched
     assert choose_plan(plans, 1, launched) is launched
 
 
-def test_a_failed_attempt_logs_the_change_of_the_next(plans: Replanning, launched: Plan) -> None:
+def test_a_failed_attempt_logs_how_the_plan_of_the_next_attempt_differs(
+    plans: Replanning, launched: Plan
+) -> None:
     tiny = plan(
         Job(model=find("tiny-llama"), seq_len=256, global_batch_size=8),
         Target(kind="kubernetes", gpu="h100-sxm", nodes=1, gpus=1),
@@ -87,7 +89,7 @@ def test_a_failed_attempt_logs_the_change_of_the_next(plans: Replanning, launche
     assert choose_plan(plans, 1, tiny).layout.micro_batch_size < tiny.layout.micro_batch_size
 
 
-def test_attempts_whose_containers_were_killed_are_followed_by_plans_that_need_less(
+def test_a_container_killed_for_memory_leads_to_a_plan_that_needs_less(
     plans: Replanning,
 ) -> None:
     tiny = plan(
@@ -105,9 +107,9 @@ def test_attempts_whose_containers_were_killed_are_followed_by_plans_that_need_l
         for _node in range(2):  # each node of the attempt comes to the same
             killed = plans.killed_container("train", attempt - 1)
             assert killed == f"pod t-{attempt}"
-            said = plan_after_kill(plans, attempt, tiny, settings, find("tiny-llama"), killed=killed)
-            assert said.startswith(f"pod t-{attempt}")
-            assert "out of memory" in said
+            following = plan_after_kill(plans, attempt, tiny, settings, find("tiny-llama"), killed=killed)
+            assert following.startswith(f"pod t-{attempt}")
+            assert "out of memory" in following
         used.append(choose_plan(plans, attempt, tiny).layout.micro_batch_size)
     assert used == [4, 2, 1]
 
@@ -135,7 +137,7 @@ def test_running_out_of_memory_is_recognized_by_the_messages_of_torch_and_python
     assert Failure.from_dict(failure.to_dict()) == failure
 
 
-def test_the_kernel_s_count_of_killed_processes_is_read_from_both_kinds_of_groups(tmp_path: Path) -> None:
+def test_out_of_memory_kills_are_read_from_cgroup_v1_and_v2(tmp_path: Path) -> None:
     group = tmp_path / "cgroup"
     two = tmp_path / "two" / "pod"
     two.mkdir(parents=True)
