@@ -80,13 +80,6 @@ def test_every_family_and_method_is_planned_and_what_no_engine_trains_says_so() 
             assert any("planned only" in line for line in made.why) == (only is not None), name
 
 
-def test_a_family_whose_processes_would_wait_for_each_other_is_planned_only() -> None:
-    model = replace(find("qwen3-0.6b"), family="deepseek_v4")
-    job = Job(model=model, method="lora", engine="auto", global_batch_size=16)
-    only = plan(job, replace(ANY, gpu="H100 SXM", nodes=1, gpus=1))
-    assert any("planned only" in line and "compresses 128 tokens" in line for line in only.why)
-
-
 def test_a_method_left_open_passes_over_those_that_no_engine_has() -> None:
     job = Job(model=find("mixtral-8x7b"), method="auto", engine="auto", global_batch_size=16)
     ranked = plans(job, replace(ANY, gpu="A100 SXM 80GB", nodes=1, gpus=4))
