@@ -323,6 +323,15 @@ class ModelShape:
         return self.index_layers + self.heavy_layers if self.compressed_attention else 0
 
     @property
+    def compressed_tokens(self) -> float:
+        """Compressed tokens that an attention block has for each token; the mean over all blocks."""
+        if not self.compressed_layers:
+            return 0.0
+        sparse = self.index_layers / self.compress_rate if self.index_layers else 0.0
+        heavy = self.heavy_layers / self.heavy_compress_rate if self.heavy_layers else 0.0
+        return (sparse + heavy) / self.layers
+
+    @property
     def q_dim(self) -> int:
         """Width of all query heads together; equals ``hidden`` in most models.
 

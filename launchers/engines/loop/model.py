@@ -126,18 +126,18 @@ def low_rank_config(model: Any, job: TrainJob) -> Any:
     options = whole_modules.peft_options(model, settings.trained_modules)
     if rewards := causal.gives_rewards(model.config):
         options["modules_to_save"] = [*options.get("modules_to_save", ()), HEAD]
-    if indexers(model):  # DeepSeek V4's have names of attention's layers
-        options["exclude_modules"] = r".*\.indexer\..*"
     if lora.experts:
         options["target_parameters"] = expert_tensors(model)
+    layer_names = adapted_layers(model, settings)
+    indexer_layers = {name for indexer in indexers(model) for name, _ in indexer.named_children()}
+    if indexer_layers & set(layer_names):  # DeepSeek V4's have names of attention's layers
+        options["exclude_modules"] = r".*\.indexer\..*"
     return LoraConfig(
         r=lora.rank,
         lora_alpha=int(lora.alpha) if lora.alpha.is_integer() else lora.alpha,
         lora_dropout=lora.dropout,
         target_modules=(
-            adapted_layers(model, settings)
-            if settings.vision is None
-            else vision.adapted_layers(model, adapted_layers(model, settings), settings)
+            layer_names if settings.vision is None else vision.adapted_layers(model, layer_names, settings)
         ),
         use_rslora=lora.rslora,
         use_dora=job.plan.method == "dora",
