@@ -32,7 +32,7 @@ RECURRENT_BYTES = {"gated-delta": (36, 34, 8, 1254), "mamba2": (50.5, 22.4, 8.2,
 SOFT_CAPPED = ("gemma2",)
 # transformers computes the scores of these explicitly: with sinks, or as their code has no other way
 # (transformers 5.4, models/*/modeling_*.py: no _supports_sdpa).
-EAGER_ALONE = ("gpt_oss", "gptj", "mpt")
+EAGER_ALONE = ("deepseek_v4", "gpt_oss", "gptj", "mpt")
 
 
 def block_bytes(setup: Setup) -> float:
