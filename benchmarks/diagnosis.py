@@ -76,7 +76,9 @@ class Tally:
     exact: int = 0
     """Trials in which every fault was named with its kind, and nothing else."""
     found: int = 0
+    """Faults that were named."""
     faults: int = 0
+    """Simulated faults."""
     unseen_links: int = 0
     """Slow links between nodes that no round paired."""
     false_alarms: int = 0
@@ -90,7 +92,9 @@ class Tally:
     undecided: int = 0
     """Trials with slow pairs that no fault explains."""
     again: list[int] = field(default_factory=list)
+    """Number of isolated measurements of each trial."""
     wrong: Counter[str] = field(default_factory=Counter)
+    """Healthy parts that were named, by kind."""
 
 
 def draw(random: np.random.Generator, nodes: int, case: str, share: float = LEFT) -> Truth:

@@ -70,7 +70,7 @@ def _blames(kind: str) -> Callable[[Result], bool]:
     return lambda result: result.bad_nodes == ("h2",) and _kinds(result) == [kind]
 
 
-def _a_little(*nodes: str) -> Callable[[Result], bool]:
+def _warns_only(*nodes: str) -> Callable[[Result], bool]:
     """Expect WARN about these nodes and no others."""
     return lambda result: (
         not result.bad_nodes
@@ -94,7 +94,7 @@ def _loses(*nodes: str) -> Callable[[Result], bool]:
     return right
 
 
-def _goes_and_comes(host: str) -> Callable[[Result], bool]:
+def _link_interrupted(host: str) -> Callable[[Result], bool]:
     """Expect a finding about the carrier of a host: down, or flapping if it was back at the inspection."""
     codes = (
         "carrier",
@@ -190,13 +190,13 @@ CASES = (
         right=_suspects("pairs", "h1", "h3"),
         fault=lambda b: b.slow_link(1, 3, "40mbit"),
     ),
-    Case(name="host at 90 %", hosts=4, right=_a_little("h2"), fault=lambda b: b.slow(2, "180mbit")),
+    Case(name="host at 90 %", hosts=4, right=_warns_only("h2"), fault=lambda b: b.slow(2, "180mbit")),
     Case(name="host at 95 %", hosts=4, right=lambda r: not r.findings, fault=lambda b: b.slow(2, "190mbit")),
-    Case(name="host at 85 %", hosts=4, right=_a_little("h2"), fault=lambda b: b.slow(2, "170mbit")),
+    Case(name="host at 85 %", hosts=4, right=_warns_only("h2"), fault=lambda b: b.slow(2, "170mbit")),
     Case(
         name="link at 85 %",
         hosts=4,
-        right=_a_little("h1", "h3"),
+        right=_warns_only("h1", "h3"),
         fault=lambda b: b.slow_link(1, 3, "170mbit"),
     ),
     Case(
@@ -247,7 +247,7 @@ CASES = (
     Case(
         name="host set up otherwise",
         hosts=4,
-        right=_a_little("h2"),
+        right=_warns_only("h2"),
         fault=lambda b: b.on(2, "sysctl", "-qw", "net.core.somaxconn=128"),
     ),
     Case(name="loses 3 % of its packets", hosts=4, right=_loses("h2"), fault=lambda b: b.lose(2, 0.03)),
@@ -260,7 +260,7 @@ CASES = (
     Case(
         name="carrier that comes and goes",
         hosts=4,
-        right=_goes_and_comes("h2"),
+        right=_link_interrupted("h2"),
         fault=lambda b: b.flap(2, 3, 3),
     ),
     Case(name="cut pair", hosts=4, right=_suspects("mesh", "h1", "h3"), fault=lambda b: b.cut(1, 3)),
@@ -303,7 +303,7 @@ CASES = (
     Case(
         name="slow name resolution",
         hosts=3,
-        right=_a_little("h2"),
+        right=_warns_only("h2"),
         fault=lambda b: b.slow_names(2, 4),
     ),
     Case(

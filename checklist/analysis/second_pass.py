@@ -31,8 +31,8 @@ def measure_again(
 ) -> bool:
     """Measure suspect pairs again: one at a time, or, if they are many, in groups of disjoint pairs.
 
-    A group's figures count like those of single pairs if a sample of its slow pairs is no faster alone;
-    otherwise only as many as fit are measured, one at a time. Returns False if time ran out.
+    A group's figures are accepted as isolated ones if a sample of its slow pairs is no faster alone;
+    otherwise the first MAX_RERUNS pairs are measured one at a time. Returns False if time ran out.
 
     Parameters
     ----------

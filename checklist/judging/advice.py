@@ -53,13 +53,13 @@ def finding(
     suspects: Iterable[str] = (),
     ranks: Iterable[int] = (),
     links: Iterable[tuple[str, str]] = (),
-    **known: object,
+    **placeholders: object,
 ) -> Finding:
-    """Build a finding with its advice. ``known`` fills the placeholders; the rest are shown unfilled."""
+    """Build a finding with its advice. ``placeholders``: their values; others are shown unfilled."""
     advice = table()[code]
-    names, maybe, numbers = tuple(nodes), tuple(suspects), tuple(ranks)
-    values = _Placeholders(known) | {
-        "nodes": " ".join(names) or " ".join(maybe) or "<node>",
+    names, suspect_names, numbers = tuple(nodes), tuple(suspects), tuple(ranks)
+    values = _Placeholders(placeholders) | {
+        "nodes": " ".join(names) or " ".join(suspect_names) or "<node>",
         "ranks": ", ".join(map(str, numbers)),
     }
     values = _Placeholders(values)
@@ -69,7 +69,7 @@ def finding(
         verdict=verdict,
         title=title,
         nodes=names,
-        suspects=maybe,
+        suspects=suspect_names,
         ranks=numbers,
         links=tuple(links),
         advice=tuple(line.format_map(values) for line in advice.lines),

@@ -231,15 +231,15 @@ class JudgingContext:
         """Return GPUs, nodes or pairs whose figure is worse than their own history."""
         if self.accept_baseline:
             return {}
-        return worse_parts(self._of(self.setting, op, size_bytes), values, limits)
+        return worse_parts(self._records_of(self.setting, op, size_bytes), values, limits)
 
-    def _of(self, *key: object) -> tuple[Record, ...]:
+    def _records_of(self, *key: object) -> tuple[Record, ...]:
         """Return the records of one figure (setting, op, bytes) from earlier runs."""
         return tuple(record for record in self.history if (record.setting, record.op, record.bytes) == key)
 
     def same(self, record: Record) -> tuple[Record, ...]:
         """Return the records of the same figure from earlier runs."""
-        return self._of(record.setting, record.op, record.bytes)
+        return self._records_of(record.setting, record.op, record.bytes)
 
     @property
     def machine(self) -> Instance | None:

@@ -18,7 +18,7 @@ _POLL_S = 0.02
 
 @contextlib.contextmanager
 def turn(context: Context) -> Iterator[None]:
-    """Run the block while no other GPU below the same root port does; after ``TURN_S`` run it anyway."""
+    """Serialize the block among GPUs below one root port; wait at most ``TURN_S`` for the others."""
     port = root_port(_address(context))
     with contextlib.ExitStack() as stack:
         if port is not None:

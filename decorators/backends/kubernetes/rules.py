@@ -132,7 +132,7 @@ def network_policy(preflight: Preflight, *, pod: Mapping[str, float]) -> None:  
         direction
         for direction, peers in (("ingress", "from"), ("egress", "to"))
         if any(_closes(spec, direction) for spec in policies)
-        and not any(_lets_pods(rule, peers) for spec in policies for rule in spec.get(direction) or [])
+        and not any(_allows_pods(rule, peers) for spec in policies for rule in spec.get(direction) or [])
     ]
     if blocking:
         detail = f"the namespace allows no {' and no '.join(blocking)} among pods"
@@ -146,7 +146,7 @@ def _closes(spec: Json, direction: str) -> bool:
     return not spec.get("podSelector") and direction.capitalize() in directions
 
 
-def _lets_pods(rule: Json, peers: str) -> bool:
+def _allows_pods(rule: Json, peers: str) -> bool:
     """Whether a rule allows pods of the namespace on any port."""
     selectors = rule.get(peers)
     return not rule.get("ports") and (not selectors or any("podSelector" in peer for peer in selectors))

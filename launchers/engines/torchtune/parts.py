@@ -27,8 +27,8 @@ class PreparedDataset(torch.utils.data.Dataset[dict[str, Any]]):
     The recipes' sampler gives rank r of W the items r, r + W, ... Step s of any world size therefore trains
     on exactly ``order[s * global_batch_size : (s + 1) * global_batch_size]``.
 
-    Counts what it has handed out (the recipes load in the training process, without workers), so that a
-    rank knows its own samples and tokens; padding is not counted.
+    Counts the samples and tokens that this rank has loaded, without padding: the recipes load in the training
+    process, without workers.
     """
 
     def __init__(
