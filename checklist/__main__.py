@@ -104,7 +104,7 @@ def checklist(options: CommandOptions, given_options: set[str]) -> None:
 
 
 class _Judge:
-    """Judge the run next to rank 0, where the history is. Raises UserError if a file cannot be read."""
+    """Judges the run on rank 0's host, which has the history. Raises UserError if a file cannot be read."""
 
     result: Result
 

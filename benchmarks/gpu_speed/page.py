@@ -1,4 +1,4 @@
-"""The results as rows and as a page."""
+"""Results as rows and as a page."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from estimator.plan import GIB, Plan
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Heading:
-    """What was measured, when and with what."""
+    """Command, date, processor and software versions of a measurement."""
 
     command: str
     day: str

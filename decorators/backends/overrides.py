@@ -111,8 +111,8 @@ def apply_user_values(
 def request_for(plan: Plan, role: Role) -> Request:
     """Return the request of a step by its role.
 
-    A training step gets the plan's request, and steps that compute data before training one node of it with
-    all its GPUs.
+    A training step gets the plan's request. Steps that compute data before training get one of its nodes
+    with all GPUs.
 
     Other steps get their own requests from the plan. If a plan made by a flow has none, evaluation steps get
     one training node, steps that only handle files get their disk and no GPUs, and generation steps get the
