@@ -39,7 +39,7 @@ def trained_model(
 
 
 def length_of(model: ModelSpec, seq_len: int | None) -> int:
-    """Return the sequence length in tokens. Raises UserError for one of an image pipeline."""
+    """Return the sequence length in tokens. Raises UserError if ``seq_len`` is set for an image pipeline."""
     if seq_len is None:
         return default_seq_len(model)
     if isinstance(model, DiffusionSpec):
