@@ -59,7 +59,7 @@ def temporary_state(taint: str) -> str | None:
     key, _, effect = parts(taint)
     if effect not in BLOCKING:
         return None
-    states = (state for pattern, state in tables.passing_taints() if re.fullmatch(pattern, key))
+    states = (state for pattern, state in tables.temporary_taints() if re.fullmatch(pattern, key))
     return next((f"{state} ({key})" for state in states), None)
 
 
