@@ -29,7 +29,7 @@ from launchers.cluster.allocation import Allocation, node_address
 from launchers.cluster.hangup import outlive_shell
 from launchers.cluster.processes import outlive_parent
 from launchers.gang.failures import GangFailed, NodeLeft
-from launchers.scheduler.meeting import ElsewhereError
+from launchers.scheduler.rendezvous import RemoteUserError
 from launchers.scheduler.run import SchedulerRun, run
 from launchers.settings.options import translate
 
@@ -107,7 +107,7 @@ def _run(request: SchedulerRun, place: Allocation) -> int:
             logs.recording(request.log_file(place)),
         ):
             run(request, place, work)
-    except ElsewhereError as error:
+    except RemoteUserError as error:
         print(f"node {place.node}: ended by another node's error: {error.problem}", file=sys.stderr)
         return USER_ERROR_STATUS
     except NodeLeft as error:

@@ -12,7 +12,7 @@ from estimator.cli import output
 from estimator.cli.answer import ConfigurationEstimate, estimate_configuration
 from estimator.cli.options import PlaceOptions, SetupOptions
 from estimator.errors import UserError
-from estimator.formatting import format_bytes
+from estimator.formatting import format_bytes, format_count
 from estimator.names import unknown_choice
 from estimator.vocabulary import AUTOMATIC_METHODS, Checkpointing
 
@@ -156,7 +156,7 @@ def chart_of(estimates: dict[str, ConfigurationEstimate], over: str | None) -> C
     facts = {
         "method": calibration.method_of(setup),
         "engine": setup.engine,
-        "gpus": f"{setup.world_size} {unit}(s)",
+        "gpus": format_count(setup.world_size, unit),
         "seq_len": f"{setup.seq_len:,} tokens",
         "micro_batch_size": f"micro batch {setup.micro_batch_size}",
         "activation_checkpointing": f"checkpointing {setup.checkpointing}",

@@ -14,7 +14,7 @@ from estimator.cli.options import PlaceOptions, SetupOptions, expanded
 from estimator.cli.steps import engine_of
 from estimator.engines import liger
 from estimator.errors import UserError
-from estimator.formatting import format_bytes, format_duration, format_usd
+from estimator.formatting import format_bytes, format_count, format_duration, format_usd
 from estimator.models.diffusion import DiffusionSpec
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def _layout(result: ConfigurationEstimate) -> str:
     setup, gpu = result.setup, result.site.gpu
     hardware_name = gpu.name if gpu else ("CPU" if setup.device == "cpu" else "GPU")
     node = f"{setup.processes_per_node}x {hardware_name}"
-    parts = [f"{setup.world_size} process(es), {setup.nodes} node(s) of {node}"]
+    parts = [f"{format_count(setup.world_size, 'process')}, {format_count(setup.nodes, 'node')} of {node}"]
     degrees = {
         setup.sharding: setup.shard if setup.shard > 1 else 0,
         "replicas": setup.replicate,

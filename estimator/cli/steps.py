@@ -9,6 +9,7 @@ from estimator.cli.options import SetupOptions, names_of
 from estimator.engines import automatic, images, liger
 from estimator.engines.setups import dense_mask
 from estimator.errors import UserError
+from estimator.formatting import format_count
 from estimator.hardware import Gpu
 from estimator.job import Job
 from estimator.memory import implementations
@@ -277,7 +278,7 @@ def _data_parallel(options: SetupOptions, engine: EngineDefaults, gpus: int) -> 
     for degree, name in ((options.tp * options.pp * options.cp, "--tp x --pp x --cp"), (options.ep, "--ep")):
         if world % degree:
             raise UserError(
-                f"{options.nodes} node(s) of {gpus} GPU(s) are not divisible by {name} = {degree}.",
+                f"{format_count(world, 'process')} are not divisible by {name} = {degree}.",
                 f"Request a multiple of {degree} GPUs with --gpus and --nodes, or less parallelism.",
             )
     data = world // (options.tp * options.pp)

@@ -383,11 +383,6 @@ def _loop_model(engine: str, model: ModelSpec) -> str | None:
         return f"{engine} trains the prediction of the next token, and {model.name} is an encoder"
     if family_of(model.family).code_elsewhere:
         return f"transformers has no code of {model.family} models, of which {model.name} is one"
-    if model.family == "deepseek_v4":
-        return (
-            "deepseek_v4 compresses 128 tokens at a time: a process with shorter rows alone has no gradients "
-            "there, for which the other processes would wait"
-        )
     if model.family == "mpt" and model.position_embeddings:
         return f"transformers' mpt has no learned positions, and {model.name} has {model.position_embeddings}"
     return _partial_rotation(model)

@@ -32,7 +32,7 @@ RECURRENT_BYTES = {"gated-delta": (36, 34, 8, 1254), "mamba2": (50.5, 22.4, 8.2,
 SOFT_CAPPED = ("gemma2",)
 # transformers computes the scores of these explicitly: with sinks, or as their code has no other way
 # (transformers 5.4, models/*/modeling_*.py: no _supports_sdpa).
-EAGER_ALONE = ("gpt_oss", "gptj", "mpt")
+EAGER_ALONE = ("deepseek_v4", "gpt_oss", "gptj", "mpt")
 
 
 def block_bytes(setup: Setup) -> float:
@@ -83,7 +83,7 @@ def _outside_mlp(setup: Setup) -> float:
         saved += inputs * model.hidden * size / _gathered(setup)
         if setup.precision.endswith("autocast"):  # each product casts its input for itself
             saved += 5 * model.hidden * 2 - inputs * model.hidden * size
-    saved += attention * _attention(setup, code, size) + _recurrence(setup, size)
+    saved += attention * _attention(setup, code, size) + _recurrence(setup, size) + _streams(setup, size)
     if not model.causal:
         saved += 2 * model.hidden  # dropout's masks, one byte an element
     return saved
@@ -119,6 +119,31 @@ def _recurrence(setup: Setup, size: int) -> float:
     return saved * model.recurrent_layers / model.layers
 
 
+def _streams(setup: Setup, size: int) -> float:
+    """Return the mean bytes per token of a block's two hyper-connections; 0 without them.
+
+    Each saves the residual streams, their fp32 copy and its normalized form (whose weight may be frozen), the
+    numerators and denominators of the mixing matrix's normalizations, the other coefficients, and the result
+    of attention or MLP (transformers 5.23, DeepseekV4HyperConnection). The first one saves nothing if the
+    embedding and its weights are frozen.
+    """
+    model, streams = setup.model, setup.model.residual_streams
+    if not streams:
+        return 0.0
+    saved = _joined_streams(setup, size) + size * model.hidden
+    divisions = 2 * model.sinkhorn_iterations - 1
+    coefficients = streams * (streams + 2)
+    connections = 2 - (1 / model.layers if setup.adapters else 0)
+    return connections * (saved + 4 * (divisions * streams * (streams + 1) + 2 * coefficients))
+
+
+def _joined_streams(setup: Setup, size: int) -> int:
+    """Return the bytes per token that the join of the residual streams to one saves."""
+    normalized = 0 if setup.adapters else 4
+    fp32_copy = 4 if size < 4 else 0
+    return setup.model.residual_streams * setup.model.hidden * (size + fp32_copy + normalized)
+
+
 def _norm_bytes(setup: Setup, *, trained: bool) -> int:
     """Return the bytes per element that one norm saves; ``trained``: whether its weight is trained."""
     code = implementations.of(setup)
@@ -147,6 +172,8 @@ def _attention(setup: Setup, code: implementations.Implementation, size: int) ->
     """
     model = setup.model
     out_dim = model.attention_out_dim
+    if model.compressed_attention:
+        return _compressed_attention(setup, size)
     if model.latent_attention:
         # keys and values are put together from the latent; the projection that they come from stays as well
         joined = model.heads * (model.qk_nope_head_dim + model.v_head_dim)
@@ -172,6 +199,29 @@ def _attention(setup: Setup, code: implementations.Implementation, size: int) ->
     return saved / setup.tensor
 
 
+def _compressed_attention(setup: Setup, size: int) -> float:
+    """Return the mean bytes per token that compressed attention saves, in transformers' own code (5.23).
+
+    Queries before and after their norm and rotation; the keys of the window's and the compressed tokens,
+    repeated for all heads, once as keys and once as values; the softmax of all scores. For each token that is
+    compressed, its value and its weight in fp32 and in the compute type. If weights are trained, also the
+    inputs of the second query projection and of both output projections.
+    """
+    model = setup.model
+    trained = not setup.adapters
+    fp32_copy = 4 if size < 4 else 0
+    added = model.compressed_tokens
+    norm = _norm_bytes(setup, trained=trained)
+    saved = model.q_dim * (2 * size + fp32_copy + 2 * size * (1 + added))
+    saved += model.heads * size * (setup.seq_len * (1 + added) + 1)
+    saved += norm * (model.q_lora_rank + model.head_dim * (1 + added))
+    elements = model.head_dim * (2 * model.index_layers + model.heavy_layers) / model.layers
+    saved += elements * (2 * size + fp32_copy)
+    if trained:
+        saved += size * (model.q_lora_rank + model.attention_out_dim + model.o_groups * model.o_lora_rank)
+    return saved / setup.tensor
+
+
 def _expands_keys(setup: Setup) -> bool:
     """Return whether keys and values are repeated for all query heads."""
     expand_kv = implementations.of(setup).expand_kv
@@ -189,7 +239,8 @@ def _mean_mlp(setup: Setup, dense: float) -> float:
         experts = _mlp(setup, routed * model.ffn)
         # each expert's input, if its weights need it, and its result before weighting
         trained = not setup.adapters or setup.copies_experts
-        trained |= not setup.prompts and bool(_IN_MLP & set(setup.lora_targets))
+        # the loop's adapters with these names are on shared experts
+        trained |= not (setup.prompts or setup.runs_loop) and bool(_IN_MLP & set(setup.lora_targets))
         inputs = (2 if trained else 1) * routed * model.hidden * size
         routing = 8 * model.experts  # router's logits and their softmax
         if model.router_scales:  # its norm's fp32 input, its result and the scaled one
@@ -273,9 +324,10 @@ def _adapter_inputs(setup: Setup) -> float:
         result_bytes = 4 * size * out_features if setup.method == "dora" else 0
         if setup.engine == "litgpt" and source == "norm1" and not all_of_qkv:
             result_bytes += size * out_features  # result before concatenation with the others
-        saved += _adapted(setup, target) * (
-            input_bytes * in_features + result_bytes + (cast or size) * setup.lora_rank
-        )
+        count = _adapted(setup, target)
+        inputs = count if cast else min(count, 1)  # compressors read what attention saves
+        saved += inputs * input_bytes * in_features
+        saved += count * (result_bytes + (cast or size) * setup.lora_rank)
     return saved / setup.tensor
 
 
@@ -327,6 +379,7 @@ _SOURCE = {
     "v_proj": "norm1",
     "q_a_proj": "norm1",
     "kv_a_proj_with_mqa": "norm1",
+    "kv_proj": "norm1",
     "o_proj": "attention",
     "gate_proj": "norm2",
     "up_proj": "norm2",
@@ -335,19 +388,22 @@ _SOURCE = {
 
 
 _IN_MLP = frozenset(("gate_proj", "up_proj", "down_proj"))
+_IN_COMPRESSORS = frozenset(("kv_proj", "gate_proj"))
 
 
-def _adapted(setup: Setup, target: str) -> int:
-    """Count the adapters of a block that process each token, on one kind of linear layer.
+def _adapted(setup: Setup, target: str) -> float:
+    """Count the adapters of a block that process each token, on one kind of linear layer; the mean.
 
-    Fused expert tensors of the loop have no adapters; with shared or dense MLPs, every block counts as one.
+    Compressors of attention have linear layers of the same names. Fused expert tensors of the loop have no
+    adapters; with shared or dense MLPs, every block counts as one.
     """
     model = setup.model
+    compressors = model.compressed_layers / model.layers if target in _IN_COMPRESSORS else 0
     if not model.experts or target not in _IN_MLP:
-        return 1
+        return 1 + compressors
     if setup.runs_loop:
-        return 1 if model.shared_ffn or model.dense_layers else 0
-    return model.experts_per_token
+        return (1 if model.shared_ffn or model.dense_layers else 0) + compressors
+    return model.experts_per_token + compressors
 
 
 def _input_widths(model: ModelSpec) -> int:
@@ -359,7 +415,8 @@ def boundary_bytes(setup: Setup) -> float:
     """Return the bytes per token of one block's input, the only tensor that full checkpointing saves."""
     sequence = setup.tensor if setup.sequence_parallel else 1
     is_fp32 = setup.precision.endswith("autocast") or setup.upcast_frozen
-    return (4 if is_fp32 else compute_size(setup)) * setup.model.hidden / sequence
+    streams = max(setup.model.residual_streams, 1)
+    return (4 if is_fp32 else compute_size(setup)) * streams * setup.model.hidden / sequence
 
 
 def selective_bytes(setup: Setup) -> float:
@@ -397,4 +454,5 @@ def head_input_bytes(setup: Setup) -> float:
     sequence = setup.tensor if setup.sequence_parallel else 1
     head_input = model.hidden * size * (1 if not setup.adapters else 0)
     norm = _norm_bytes(setup, trained=setup.trains_norms)
-    return (model.hidden * (norm + size)) / sequence + head_input
+    joined = _joined_streams(setup, size)
+    return (model.hidden * (norm + size) + joined) / sequence + head_input

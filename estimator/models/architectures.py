@@ -26,6 +26,8 @@ RECURRENT_PROJECTIONS = (
 """Linear layers of the gated delta rule, of short convolutions and of Mamba 2, by transformers' names."""
 LATENT_PROJECTIONS = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj")
 """Linear layers of multi-head latent attention (MLA, arXiv:2405.04434), by transformers' names."""
+COMPRESSED_PROJECTIONS = ("kv_proj", "o_b_proj")
+"""Linear layers of DeepSeek V4's attention besides those of its queries, by transformers' names."""
 
 Norm = Literal["rms", "layer"]
 QkNorm = Literal["", "head", "all"]
@@ -236,6 +238,13 @@ FAMILIES: dict[str, Family] = {  # Hugging Face's `model_type`
     "deepseek_v3": Family(mlp_names_are_experts=True, source=_transformers("deepseek_v3")),
     "deepseek_v32": Family(
         scores_texts=False, mlp_names_are_experts=True, source=_transformers("deepseek_v32", _NEW)
+    ),
+    "deepseek_v4": Family(
+        scores_texts=False,
+        attention_sinks=True,
+        partial_rotary=True,
+        packing_leak="it compresses windows of tokens counted from the row's first token",
+        source=_transformers("deepseek_v4", _NEW),
     ),
     "glm4_moe_lite": Family(
         scores_texts=False, mlp_names_are_experts=True, source=_transformers("glm4_moe_lite", _NEW)

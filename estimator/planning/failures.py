@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from estimator.engines.support import unsupported_job
 from estimator.errors import CannotFit, UserError
-from estimator.formatting import format_duration, format_usd
+from estimator.formatting import format_count, format_duration, format_usd
 from estimator.job import Job, Target
 from estimator.plan import Plan
 from estimator.planning.clusters import Survey, as_qlora, best_or_none, build_plan
@@ -108,10 +108,9 @@ def _indivisible_batch(survey: Survey) -> str:
     counts = sorted(survey.indivisible)
     if not counts:
         return "no instance type has the requested number of GPUs"
-    numbers = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    return (
-        f"a batch of {survey.job.global_batch_size} is not divisible over {numbers} GPU(s) with these options"
-    )
+    first, last = counts[0], counts[-1]
+    gpus = format_count(first, "GPU") if first == last else f"{first} to {last} GPUs"
+    return f"a batch of {survey.job.global_batch_size} is not divisible over {gpus} with these options"
 
 
 def _goals_missed(survey: Survey) -> tuple[str, Candidate, Suggestion]:

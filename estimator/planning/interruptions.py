@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from estimator.formatting import format_duration
+from estimator.formatting import format_count, format_duration
 from estimator.plan import Interruptions
 from estimator.planning.interruption_rates import Rate
 from estimator.planning.start_up import rates_of
@@ -149,4 +149,6 @@ def unknown_rate(rate: Rate) -> str:
 
 def _describe_rate(spot: Interruptions) -> str:
     """Format the number of spot nodes and their rate of interruptions."""
-    return f"{spot.nodes} spot node(s) with {spot.per_node_hour:g} interruptions per node and hour"
+    return (
+        f"{format_count(spot.nodes, 'spot node')} with {spot.per_node_hour:g} interruptions per node and hour"
+    )

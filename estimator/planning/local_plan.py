@@ -8,7 +8,7 @@ from estimator import hardware
 from estimator.engines.liger import refuse_cpu
 from estimator.engines.support import refuse_gpu
 from estimator.errors import CannotFit, UserError
-from estimator.formatting import format_bytes, format_duration
+from estimator.formatting import format_bytes, format_count, format_duration
 from estimator.job import Job, Machine, Target
 from estimator.plan import Plan
 from estimator.planning import reasons
@@ -77,7 +77,7 @@ def _plan(job: Job, target: Target, goals: Goals, evidence: Evidence) -> Plan:
     if target.gpus and not machine.gpus and target.device == "auto":
         raise UserError(
             f"--gpus {target.gpus}: {describe_place(target)} has no NVIDIA GPU reported by a driver.",
-            f"Use --device cpu for {target.gpus} process(es) on CPUs, or remove --gpus.",
+            f"Use --device cpu for {format_count(target.gpus, 'process')} on CPUs, or remove --gpus.",
         )
     if machine.gpus and target.device != "cpu":
         return _on_gpus(job, target, machine, goals, evidence)
@@ -120,13 +120,13 @@ def _on_gpus(job: Job, target: Target, machine: Machine, goals: Goals, evidence:
     max_gpus = len(machine.gpus) // target.nodes_per_machine
     if (target.gpus or 1) > max_gpus and target.kind == "allocation":
         raise UserError(
-            f"{target.gpus} GPU(s) per node are requested, {describe_place(target)} has {max_gpus}.",
+            f"{target.gpus} GPUs per node are requested, {describe_place(target)} has {max_gpus}.",
             "Request more from the scheduler, or fewer with --gpus.",
         )
     if (target.gpus or 1) > max_gpus:
+        requested = format_count(nodes * (target.gpus or 1), "GPU")
         raise UserError(
-            f"{nodes} local node(s) of {target.gpus or 1} GPU(s) need {nodes * (target.gpus or 1)} GPUs, "
-            f"this machine has {len(machine.gpus)}.",
+            f"{requested} requested, this machine has {len(machine.gpus)}.",
             f"Request fewer with --gpus or --nodes, or use a cluster: {_CLUSTER}.",
         )
     counts = [target.gpus] if target.gpus else [n for n in range(max_gpus, 0, -1) if divides(job, nodes, n)]
@@ -146,7 +146,7 @@ def _on_gpus(job: Job, target: Target, machine: Machine, goals: Goals, evidence:
             job, target, f"{describe_job(job)} does not fit on the available GPUs: {shortage}."
         )
     lines = [
-        f"{describe_place(target)}'s {len(gpus)} of {len(machine.gpus)} GPU(s) "
+        f"{describe_place(target)}'s {len(gpus)} of {format_count(len(machine.gpus), 'GPU')} "
         f"({name}, {format_bytes(capacity)} each)"
     ]
     if counts[0] < max_gpus and not target.gpus:
@@ -168,7 +168,7 @@ def _on_cpu(job: Job, target: Target, machine: Machine, goals: Goals, evidence: 
     candidate = search.best(nodes, processes, capacity, None)
     if candidate is None:
         shortage = search.smallest_shortage(
-            f"{nodes * processes} process(es)", nodes, processes, capacity, None
+            f"{format_count(nodes * processes, 'process')}", nodes, processes, capacity, None
         )
         raise _cannot_fit_here(
             job, target, f"{describe_job(job)} does not fit in the available memory: {shortage}."

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from estimator.errors import UserError
+from estimator.formatting import format_count
 from estimator.hardware.cluster import Cluster, ClusterNodes
 from estimator.hardware.cluster.nodes import GPUS
 from estimator.hardware.cluster.taints import toleration_option
@@ -80,7 +81,7 @@ def _quota_error(error: UserError, plan: Plan, cluster: Cluster) -> UserError:
     if not short:
         return error
     quota = min(short, key=lambda quota: quota.limit / needs[quota.resource])
-    machines = f"{request.nodes} node(s) of {request.gpus}"
+    machines = f"{format_count(request.nodes, 'node')} of {request.gpus}"
     return UserError(
         f"ResourceQuota {quota.name} allows {quota.amount(quota.limit)} {quota.key} "
         f"({quota.amount(quota.used)} of them in use); {plan.model} ({plan.method}) needs "

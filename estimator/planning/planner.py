@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from estimator import hardware
 from estimator.engines.support import jobs_by_engine, unlaunchable_processes, unsupported_job
 from estimator.errors import CannotFit, UserError
-from estimator.formatting import format_list
+from estimator.formatting import format_count, format_list
 from estimator.job import DEFAULT_BATCH, Job, Target
 from estimator.plan import Plan
 from estimator.planning.clusters import Survey, rank_plans, survey_places
@@ -260,7 +260,7 @@ def _batch_reason(plan: Plan) -> str:
     return (
         f"global batch {layout.global_batch_size}: the nearest possible one to the default of "
         f"{DEFAULT_BATCH} ({layout.micro_batch_size} x {layout.accumulation} on {layout.data_parallel} "
-        "data-parallel process(es))"
+        "data-parallel processes)"
     )
 
 
@@ -318,4 +318,6 @@ def _check_world(jobs: list[Job], target: Target) -> None:
     if all(reasons):
         raise UserError(f"{reasons[0]}.", "Request another number of nodes or GPUs.")
     if not any(divides(candidate, nodes, gpus) for candidate in jobs):
-        raise indivisible_batch_error(job, nodes * gpus, f"{nodes} node(s) of {gpus} process(es)")
+        raise indivisible_batch_error(
+            job, nodes * gpus, f"{format_count(nodes, 'node')} of {format_count(gpus, 'process')}"
+        )

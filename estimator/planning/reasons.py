@@ -8,7 +8,7 @@ from dataclasses import replace
 from estimator.engines import automatic, fp16, varlen, vision
 from estimator.engines.setups import setup_of
 from estimator.engines.support import untested_family_note
-from estimator.formatting import format_bytes, format_duration, format_usd
+from estimator.formatting import format_bytes, format_count, format_duration, format_usd
 from estimator.job import DEGREES, Job, Target
 from estimator.memory import latents
 from estimator.memory.generation import grpo_batch, kv_cache_bytes
@@ -289,7 +289,7 @@ def of_machine(
     place, gpu, layout = best.place, best.gpu, best.layout
     if place is None or gpu is None:
         return []
-    size = f"{layout.nodes} node(s) of {layout.processes_per_node}x {gpu.name}"
+    size = f"{format_count(layout.nodes, 'node')} of {layout.processes_per_node}x {gpu.name}"
     rivals = [
         rival for rival in candidates if place.ram_bytes is None or not rival.place or rival.place.ram_bytes
     ]
@@ -338,7 +338,7 @@ def _cheapest(best: Candidate, candidates: list[Candidate], tokens: int | None) 
 
     least = min(map(cost, candidates))
     if cost(best) <= least:
-        return "the cheapest" + ("" if tokens is not None else " a token")
+        return "the cheapest" + ("" if tokens is not None else " per token")
     amount = format_usd(least) if tokens is not None else f"{format_usd(least * 1e6)} per million tokens"
     return (
         f"the cheapest per hour ({format_usd(best.usd_per_hour)}) of those within {TIE_MARGIN:.0%} "
@@ -370,7 +370,8 @@ def compare_to_best(candidate: Candidate, best: Candidate) -> list[str]:
     parts = [f"fits on {candidate.hardware}"]
     if candidate.usd_per_token is not None and best.usd_per_token is not None:
         parts.append(
-            format_change(candidate.usd_per_token / best.usd_per_token - 1, "dearer", "cheaper") + " a token"
+            format_change(candidate.usd_per_token / best.usd_per_token - 1, "more expensive", "cheaper")
+            + " per token"
         )
     speeds = (candidate.speed.tokens_per_second, best.speed.tokens_per_second)
     if speeds[0] is not None and speeds[1] is not None:

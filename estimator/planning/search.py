@@ -12,7 +12,7 @@ from estimator.engines import automatic, fp16
 from estimator.engines.setups import setup_of
 from estimator.engines.support import unsupported_job
 from estimator.errors import UserError
-from estimator.formatting import format_bytes
+from estimator.formatting import format_bytes, format_count
 from estimator.hardware import Gpu
 from estimator.job import Job, nearest_multiple
 from estimator.plan import Interruptions, Layout, MemoryEstimate, StartUp
@@ -145,7 +145,7 @@ class Candidate:
     def hardware(self) -> str:
         """Description of GPUs and nodes."""
         if self.gpu is None or self.place is None:
-            return f"{self.layout.world_size} process(es)"
+            return f"{format_count(self.layout.world_size, 'process')}"
         return describe_nodes(self.place, self.layout.nodes, self.layout.processes_per_node)
 
 

@@ -157,7 +157,7 @@ def test_exact_mode_refuses_unsupported_setups_before_torch_is_loaded() -> None:
 def test_the_text_describes_the_layout_and_the_step() -> None:
     words = ("--model", "llama-70b", "--gpus", "8", "--nodes", "4", "--tp", "2", "--pp", "2", "--cp", "2")
     text = " ".join(run(*words, "--dp-replicate", "2", "--seq-len", "262144").output.split())
-    assert "32 process(es), 4 node(s) of 8x GPU, fsdp 4, replicas 2, tensor parallel 2" in text
+    assert "32 processes, 4 nodes of 8x GPU, fsdp 4, replicas 2, tensor parallel 2" in text
     assert "context parallel 2, pipeline 2, schedule 1f1b" in text
     assert "longer than the 131,072 tokens that llama-70b supports" in text
 

@@ -80,13 +80,6 @@ def test_every_family_and_method_has_a_plan_with_a_reason_if_no_engine_trains_it
             assert any("planned only" in line for line in made.why) == (only is not None), name
 
 
-def test_deepseek_v4_is_planned_only_because_it_compresses_blocks_of_tokens() -> None:
-    model = replace(find("qwen3-0.6b"), family="deepseek_v4")
-    job = Job(model=model, method="lora", engine="auto", global_batch_size=16)
-    only = plan(job, replace(ANY, gpu="H100 SXM", nodes=1, gpus=1))
-    assert any("planned only" in line and "compresses 128 tokens" in line for line in only.why)
-
-
 def test_method_auto_skips_methods_that_no_engine_supports() -> None:
     job = Job(model=find("mixtral-8x7b"), method="auto", engine="auto", global_batch_size=16)
     ranked = plans(job, replace(ANY, gpu="A100 SXM 80GB", nodes=1, gpus=4))

@@ -66,7 +66,7 @@ def test_a_day_on_eight_spot_nodes_with_two_retries_rarely_completes() -> None:
     assert interruptions.completion_probability(24, gang(8), 2) == pytest.approx(0.0038, abs=1e-4)
     said = interruptions.completion_obstacle(24, gang(8), 2)
     assert said is not None
-    assert "24.0 h on 8 spot node(s)" in said
+    assert "24.0 h on 8 spot nodes" in said
     assert "9.6 expected interruptions, 2 allowed; 0.4% of such runs finish" in said
     assert interruptions.completion_obstacle(24, gang(8), 20) is None
 

@@ -171,7 +171,7 @@ def test_differences_are_formatted_as_percent_with_their_direction() -> None:
     assert [format_change(value, "more", "less")[-4:] for value in (0.0, -0.01)] == ["more", "less"]
     assert Shortage(hardware="x", needs=150, has=100).over == pytest.approx(0.5)
     slower = compare_to_best(candidate(rate=0.5e4), candidate())[0]
-    assert slower.endswith(", 100 % dearer a token, 50 % slower than the best")
+    assert slower.endswith(", 100 % more expensive per token, 50 % slower than the best")
 
 
 RATE = Rate(per_node_hour=0.5, source="test")

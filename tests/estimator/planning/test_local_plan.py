@@ -50,7 +50,7 @@ def test_a_too_small_allocation_is_refused_with_the_advice_to_request_larger_nod
 
 
 def test_more_gpus_than_the_nodes_have_are_refused() -> None:
-    with pytest.raises(UserError, match=r"8 GPU\(s\) per node are requested, each .* has 4"):
+    with pytest.raises(UserError, match=r"8 GPUs per node are requested, each .* has 4"):
         plan(Job(model=find("llama-8b"), global_batch_size=16), allocation(2, gpus=8))
 
 

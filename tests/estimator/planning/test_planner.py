@@ -207,10 +207,10 @@ def test_fp16_is_refused_for_unsupported_engines_and_options() -> None:
         (
             {"global_batch_size": 10},
             {"nodes": 2, "gpus": 2},
-            "batch of 10 is not divisible over 2 node(s) of 2",
+            "batch of 10 is not divisible over 2 nodes of 2",
         ),
         ({"global_batch_size": 8, "micro_batch_size": 4}, {"nodes": 4}, "with micro batch 4"),
-        ({"global_batch_size": 8}, {"machine": None, "kind": "catalogue", "gpus": 3}, "over 1 node(s) of 3"),
+        ({"global_batch_size": 8}, {"machine": None, "kind": "catalogue", "gpus": 3}, "over 1 node of 3"),
     ],
 )
 def test_an_indivisible_batch_is_refused_with_the_nearest_divisible_one(

@@ -58,7 +58,7 @@ def test_the_reason_states_in_which_sense_a_machine_is_the_cheapest() -> None:
         least = min(c.usd_per_token or 9 for c in weighted)
         words = " ".join(build_plan(survey, best, (), best).why)
         cheapest = best.usd_per_token == least
-        assert ("is the cheapest a token of" in words) == cheapest
+        assert ("is the cheapest per token of" in words) == cheapest
         assert (f"of those within 20% of the cheapest, ${least * 1e6:.2f} per million tokens," in words) != (
             cheapest
         )
