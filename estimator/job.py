@@ -249,7 +249,7 @@ class Job:
 
     @property
     def low_rank(self) -> bool:
-        """Whether the adapters are LoRA's kind of matrices."""
+        """Whether adapters are low-rank matrices (LoRA, DoRA), or may be with method "auto"."""
         return self.method == "auto" or METHODS[self.method].low_rank
 
     def has_zero_options(self, engine: str) -> bool:
