@@ -100,7 +100,7 @@ def taint_text(taint: Mapping[str, Any]) -> str:
     return f"{taint['key']}{value}:{taint['effect']}"
 
 
-def is_of_table(toleration: Toleration) -> bool:
+def is_gpu_toleration(toleration: Toleration) -> bool:
     """Return whether the table of GPU taints includes this toleration."""
     return tolerated(f"{toleration.key}={toleration.value or ''}:{toleration.effect}") is not None
 
