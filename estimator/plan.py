@@ -424,7 +424,7 @@ class Plan:
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
-        """Parse the output of :meth:`to_json`; raises ValueError for another schema version or a wrong field."""
+        """Parse the output of :meth:`to_json`; raises ValueError for another schema or a wrong field."""
         from pydantic import ValidationError
 
         try:
