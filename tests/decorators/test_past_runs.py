@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 from metaflow import get_namespace, namespace
+from metaflow.exception import MetaflowNotFound
 
+from decorators import past_runs
 from decorators.past_runs import Attempt, attempts_of, ended_tasks, read_for
+from estimator.errors import UserError
 
 
 @pytest.fixture(autouse=True)
@@ -81,3 +84,19 @@ def test_each_attempt_counts_and_a_killed_attempt_lasts_until_the_next_begins() 
     assert attempts_of(noted(*killed)) == [Attempt(seconds=None, succeeded=False)]
     assert attempts_of(noted()) == []
     assert attempts_of(noted(*failed, ("origin-task-id", "3", 5))) == []  # a resumed run took it over
+
+
+def test_a_run_is_found_by_its_last_digits_only_if_no_other_run_ends_with_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def missing(path: str) -> Any:
+        raise MetaflowNotFound(path)
+
+    runs = {"A": [SimpleNamespace(id="17957000001234")], "B": [SimpleNamespace(id="17957000005234")]}
+    monkeypatch.setattr(past_runs, "Run", missing)
+    monkeypatch.setattr(past_runs, "runs_of", lambda flow, limit: iter(runs[flow][:limit]))
+    assert past_runs.find_run(["A", "B"], "1234") is runs["A"][0]
+    assert past_runs.find_run(["B"], "234") is runs["B"][0]
+    for digits, message in (("234", "2 runs of A or B"), ("99", "There is no run 99 of A or B")):
+        with pytest.raises(UserError, match=message):
+            past_runs.find_run(["A", "B"], digits)

@@ -90,7 +90,7 @@ def lost(after_s: float, **environment: str) -> Ending:
 
 FAILED = Ending(after_s=10 * MINUTE, exit_code="1", message="Error (exit code 1)")
 LATE = Ending(after_s=5 * HOUR, exit_code="1")
-MISTAKE = Ending(after_s=MINUTE, exit_code="202", message="Error (exit code 202)")
+USER_ERROR_STATUS = Ending(after_s=MINUTE, exit_code="202", message="Error (exit code 202)")
 RECLAIMS = [
     lost(9 * HOUR, exit_code="137"),
     lost(30 * HOUR, status="Error", message="pod deleted"),
@@ -113,10 +113,10 @@ def check_retries(steps: dict[str, dict[str, Any]]) -> None:
     for step in (tasks["train"], tasks["encode"]):
         assert replay(step, [FAILED, SUCCEEDED]).status == "Succeeded"
         assert replay(step, [LATE, LATE, SUCCEEDED]).status == "Succeeded"
-        assert replay(step, [MISTAKE]).attempts == 1
+        assert replay(step, [USER_ERROR_STATUS]).attempts == 1
     for step in (tasks["prepare"], tasks["export"]):  # no @retry in the flow
         assert replay(step, [FAILED]).attempts == 1
-        assert replay(step, [MISTAKE]).attempts == 1
+        assert replay(step, [USER_ERROR_STATUS]).attempts == 1
     check_jobset_retries(tasks["train-nodes"])
 
 

@@ -64,7 +64,7 @@ def check(
     planned = 4 // nodes
     assert "DefaultCPUAllocator" in run.output
     assert f"out of memory: a retry will use micro batch {planned} -> {planned // 2}" in run.output
-    assert "another plan, as an earlier attempt ran out of memory" in run.output
+    assert "another plan because an earlier attempt ran out of memory" in run.output
     assert f"from the checkpoint of step 2 of {STEPS}" in run.output
     artifacts = run.artifacts()
     layout = artifacts["plan"].layout

@@ -203,7 +203,7 @@ READERS: dict[str, Reader] = {
     ),
     "header of safetensors": Reader(read=safetensors, seed=dumped(HEADER)),
     "index of a pipeline": Reader(
-        read=lambda path: pipelines.check_whole(path.parent),
+        read=lambda path: pipelines.check_complete(path.parent),
         seed=dumped(
             {"_class_name": "StableDiffusionXLPipeline", "unet": ["diffusers", "UNet2DConditionModel"]}
         ),
@@ -266,7 +266,7 @@ READERS: dict[str, Reader] = {
     ),
     "plain text": Reader(read=lambda path: every(texts.read(path)), seed=b"one\n\ntwo\n", file="a.txt"),
     "splits of a dataset": Reader(
-        read=lambda path: sources.local(str(path.parent)),
+        read=lambda path: sources.local_path(str(path.parent)),
         seed=dumped({"splits": ["train"]}),
         file="dataset_dict.json",
     ),
@@ -392,7 +392,7 @@ READERS: dict[str, Reader] = {
         file="adapter_config.json",
     ),
     "noise of a pipeline": Reader(
-        read=lambda path: latents._noise(path.parent.parent),
+        read=lambda path: latents._noise_config(path.parent.parent),
         seed=dumped({"scaling_factor": 0.13}),
         file="vae/config.json",
         others={"scheduler/scheduler_config.json": dumped({"num_train_timesteps": 1000})},

@@ -176,7 +176,7 @@ def test_an_oom_killed_pod_gets_a_leaner_plan_and_a_lost_s3_ends_the_run(
         cluster.kubelet_of(worker).kill_for_memory(worker["metadata"]["name"])
         attempt_ends(cluster, first)
         says(run, rf"pod {worker['metadata']['name']} on \S+ failed: OOMKilled \(exit code 137\)")
-        says(run, r"another plan, as an earlier attempt ran out of memory: micro batch \d+ -> \d+")
+        says(run, r"another plan because an earlier attempt ran out of memory: micro batch \d+ -> \d+")
 
         training(cluster, run, attempt=1)
         faults.gone = True

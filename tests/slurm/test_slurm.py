@@ -57,7 +57,7 @@ def test_two_nodes_train_and_export_a_model_with_its_settings(slurm: Lab, shared
     assert "engine torchtune, backend gloo, world 2, scheduler slurm, host h1" in job_output
     assert "rank 1 (node 1, local 0): cpu" in job_output
     assert re.search(r"peak memory of a process: predicted .* GiB .*, measured \d", job_output)
-    assert "2 node(s), each: no GPU, 2 CPU" in job_output
+    assert "2 nodes, each: no GPU, 2 CPU" in job_output
     metrics = json.loads((output / "metrics.json").read_text())
     losses = [step["loss"] for step in metrics["steps"]]
     assert len(losses) == 8

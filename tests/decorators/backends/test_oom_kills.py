@@ -44,12 +44,12 @@ def test_an_oom_killed_pod_is_recorded_for_the_next_attempt(
     job = WaitedJob(backend="kubernetes", kind="jobset", name="js-1", namespace="n")
     monkeypatch.setattr(errors, "ClusterApi", lambda: Pods(ended("w-0", "Error", 137)))
     errors.failed_pods(job)
-    assert plans.kill_of("train", 1) is None
+    assert plans.killed_container("train", 1) is None
     both = Pods(ended("w-0", "Error", 1), ended("w-1", "OOMKilled", 137))
     monkeypatch.setattr(errors, "ClusterApi", lambda: both)
     assert errors.failed_pods(job)[1] == "pod w-1 on node-a failed: OOMKilled (exit code 137)"
-    assert plans.kill_of("train", 1) == "pod w-1"
-    assert plans.kill_of("train", 0) is None
+    assert plans.killed_container("train", 1) == "pod w-1"
+    assert plans.killed_container("train", 0) is None
     (record,) = usage.read_history(plans.storage, "SomeFlow", "train")
     assert (record.run, record.task, record.attempt, record.ending) == ("7", "3", 1, "out of memory")
     assert record.requested.memory_mib == 4000

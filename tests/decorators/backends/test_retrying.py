@@ -111,7 +111,7 @@ def test_an_attempt_that_needs_another_gpu_requests_its_machine_and_carries_its_
 ) -> None:
     install(decorator, launched)
     following = other(launched)
-    plans.keep(0, following)
+    plans.store_plan(0, following)
     arguments = started(decorator, 1)
     request = following.plan.request
     options = arguments.command_options
@@ -132,7 +132,7 @@ def test_an_attempt_with_only_another_layout_keeps_its_machine(
 ) -> None:
     install(decorator, launched)
     layout = replace(launched.layout, micro_batch_size=1)
-    plans.keep(0, NextPlan(plan=replace(launched, layout=layout), change="micro batch"))
+    plans.store_plan(0, NextPlan(plan=replace(launched, layout=layout), change="micro batch"))
     arguments = started(decorator, 1)
     assert (arguments.env, arguments.command_options["gpu"]) == ({}, "8")
 

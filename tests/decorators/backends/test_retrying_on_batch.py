@@ -41,7 +41,7 @@ def following(launched: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(retrying, "datastore", lambda: storage)
     queue_preflight._check_once.cache_clear()
     attempt = other(launched)
-    Replanning(storage=storage, prefix=plans_key("7")).keep(0, attempt)
+    Replanning(storage=storage, prefix=plans_key("7")).store_plan(0, attempt)
     return attempt
 
 

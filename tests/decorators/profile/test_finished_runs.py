@@ -45,7 +45,7 @@ def test_runs_that_are_not_stored_yet_are_added_oldest_first(
     for new in (newest_first[1:], newest_first):
         monkeypatch.setattr(finished_runs, "collect", lambda _, new=new: new)
         status = finished_runs.main(["F"])
-    assert status.startswith("1 new run(s) of F in ")
+    assert status.startswith("1 new run of F in ")
     assert [each.run for each in Store().read().finished] == [f"F/{number}/train/2" for number in (1, 2, 3)]
 
 

@@ -90,12 +90,12 @@ def test_an_on_premises_plan_uses_only_untainted_nodes_and_has_no_price(
         "instance_type,cloud,gpu,gpu_count,on_demand_usd_h\n8x A100 SXM 80GB,rack,A100 SXM 80GB,8,9.5\n"
     )
     monkeypatch.setenv(hardware.VARIABLE, str(price_file))
-    hardware.forget()
+    hardware.clear_cache()
     priced = run(method="lora", gpus=8)
     assert priced.prediction.usd_per_hour == 9.5
     reported = capsys.readouterr().err
     assert "untolerated taint dedicated=research:NoSchedule: fenced-a, fenced-b" in reported
-    hardware.forget()
+    hardware.clear_cache()
 
 
 def test_an_empty_node_group_is_used_in_a_plan_if_the_user_describes_it(

@@ -115,7 +115,7 @@ def test_tasks_of_one_job_use_the_same_ports_and_other_jobs_use_other_ports() ->
     first, other = node_address({**SLURM, "SLURM_NODEID": "0"}), node_address(SLURM)
     assert first.ports == other.ports
     assert first.address(Secret("s"), "gang").run == other.address(Secret("s"), "gang").run
-    assert first.address(Secret("s"), "gang").run != other.address(Secret("s"), "meeting").run
+    assert first.address(Secret("s"), "gang").run != other.address(Secret("s"), "rendezvous").run
     assert first.address(Secret("s"), "gang").secret != other.address(Secret("t"), "gang").secret
     requeued = node_address({**SLURM, "SLURM_RESTART_COUNT": "2"})
     assert first.address(Secret("s"), "gang").run != requeued.address(Secret("s"), "gang").run

@@ -22,7 +22,7 @@ from launchers.cluster import channel, listener
 from launchers.cluster.channel import Connection, Unreachable, connect
 from launchers.cluster.endpoint import MAGIC, Endpoint, NodeAddress, Secret, choose_ports, unused_port
 from launchers.cluster.greeting import BadMessage, Message, Refused, parse
-from launchers.cluster.listener import Guest, Listener
+from launchers.cluster.listener import Caller, Listener
 
 ROOT = Path(__file__).parents[3]
 CHALLENGE = len(MAGIC) + 32  # bytes that a listener sends to whoever calls
@@ -56,13 +56,13 @@ class Main:
     def __init__(self, address: Endpoint) -> None:
         self.where = address
         self.members: queue.Queue[tuple[int, Connection[Any]]] = queue.Queue()
-        self.listener = Listener(address, Claim, self.welcome, callers=2048)
+        self.listener = Listener(address, Claim, self.serve, callers=2048)
 
-    def welcome(self, guest: Guest[Claim]) -> None:
-        if guest.claim.name < 0:
-            guest.refuse("negative")
+    def serve(self, caller: Caller[Claim]) -> None:
+        if caller.request.name < 0:
+            caller.refuse("negative")
         else:
-            self.members.put((guest.claim.name, guest.accept(TEXTS, silence_s=10.0)))
+            self.members.put((caller.request.name, caller.accept(TEXTS, silence_s=10.0)))
 
     def close(self) -> None:
         self.listener.close()

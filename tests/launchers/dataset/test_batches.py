@@ -71,7 +71,7 @@ def test_counted_labels_of_a_step_are_summed_over_all_ranks(tmp_path: Path) -> N
     rows = runs.documents(8)
     data = Prepared(runs.make_data(tmp_path, rows, batch=4, steps=2))
     expected_count = sum(int((row.labels != IGNORE).sum()) for row in rows[4:])
-    assert batches.counted_labels(data, 1, 4) == expected_count
+    assert batches.count_labels(data, 1, 4) == expected_count
 
 
 class Rows:

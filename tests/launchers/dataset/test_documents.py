@@ -40,7 +40,7 @@ def stored(folder: Path, rows: list[Conversation]) -> StoredRows:
 @pytest.fixture
 def several(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tokenize with two processes in chunks of 16 rows."""
-    monkeypatch.setattr(documents, "ALONE_BYTES", 0)
+    monkeypatch.setattr(documents, "SINGLE_PROCESS_BYTES", 0)
     monkeypatch.setattr(documents, "CHUNK_ROWS", 16)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
 
@@ -53,8 +53,8 @@ def content(tokenized: Documents) -> list[Any]:
 def test_a_chunk_ends_at_the_maximum_number_of_rows_or_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(documents, "CHUNK_ROWS", 3)
     monkeypatch.setattr(documents, "CHUNK_BYTES", 10)
-    assert documents._borders(np.array([1, 1, 1, 1, 8, 2, 99, 1])) == [0, 3, 5, 6, 7, 8]
-    assert documents._borders(np.array([])) == [0]
+    assert documents._chunk_boundaries(np.array([1, 1, 1, 1, 8, 2, 99, 1])) == [0, 3, 5, 6, 7, 8]
+    assert documents._chunk_boundaries(np.array([])) == [0]
 
 
 def test_preparation_leaves_no_temporary_documents_in_its_folder(model: Path, tmp_path: Path) -> None:

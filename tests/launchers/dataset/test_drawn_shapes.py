@@ -36,7 +36,7 @@ def test_a_larger_set_of_images_begins_with_the_smaller_set_and_replaces_it(tmp_
 
 
 def test_captions_describe_the_drawn_shapes() -> None:
-    for caption, file in drawn_shapes.drawn(60):
+    for caption, file in drawn_shapes.draw_images(60):
         _, size, color, shape, *place, _, _, background, _ = caption.split()
         image = Image.open(io.BytesIO(file))
         empty = Image.new("RGB", image.size, drawn_shapes.BACKGROUNDS[background])
@@ -47,7 +47,7 @@ def test_captions_describe_the_drawn_shapes() -> None:
         remaining, top, right, bottom = ImageChops.difference(image, empty).getbbox()
         assert right - remaining == pytest.approx(2 * drawn_shapes.SIZES[size] * min(image.size), abs=3)
         center = (remaining + right) / 2 / image.width, (top + bottom) / 2 / image.height
-        assert center == pytest.approx(drawn_shapes.PLACES[" ".join(place)], abs=0.03), caption
+        assert center == pytest.approx(drawn_shapes.POSITIONS[" ".join(place)], abs=0.03), caption
         middle = image.getpixel(((remaining + right) // 2, (top + bottom) // 2))
         assert (middle == drawn_shapes.COLORS[color]) == (shape != "ring")
 
@@ -55,7 +55,7 @@ def test_captions_describe_the_drawn_shapes() -> None:
 def test_captions_of_the_default_set_are_unique_and_each_shape_has_each_image_size() -> None:
     image_sizes = [
         (caption, Image.open(io.BytesIO(file)).size)
-        for caption, file in drawn_shapes.drawn(drawn_shapes.COUNT)
+        for caption, file in drawn_shapes.draw_images(drawn_shapes.COUNT)
     ]
     assert len({caption for caption, _ in image_sizes}) == drawn_shapes.COUNT
     formats = Counter((caption.split()[3], size) for caption, size in image_sizes)

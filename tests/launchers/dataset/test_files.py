@@ -123,8 +123,8 @@ def test_errors_in_an_indented_json_list_name_the_line_of_the_row(tmp_path: Path
         ("d.parquet", b"version https://git-lfs.github.com/spec/v1\n", "is a Git LFS pointer, not the data"),
         ("d.jsonl", '{"text": "a", "text": "b"}', "line 1: the key `text` is repeated"),
         ("d.jsonl", '{"text": ' + "9" * 5000 + "}", "line 1: a number of 5,000 digits"),
-        ("d.md", "# Words", "d.md has an unknown form"),
-        ("d.jsonl", b'{"text": "\0"}\n', "d.jsonl has an unknown form"),
+        ("d.md", "# Words", "d.md has an unknown format"),
+        ("d.jsonl", b'{"text": "\0"}\n', "d.jsonl has an unknown format"),
     ],
 )  # fmt: skip
 def test_an_unreadable_file_is_reported_in_one_line(
@@ -136,7 +136,7 @@ def test_an_unreadable_file_is_reported_in_one_line(
         list(read(path))
     assert expected in error.value.problem
     assert "\n" not in error.value.problem
-    if "unknown form" in expected:
+    if "unknown format" in expected:
         assert error.value.advice == f"Use {files.FORMS}."
 
 

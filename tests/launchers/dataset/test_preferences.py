@@ -7,7 +7,7 @@ from estimator.errors import UserError
 from launchers.dataset.files import BadRow
 from launchers.dataset.preferences import (
     from_conversations,
-    judged_from,
+    judged_from_pairs,
     parse,
     parse_judged,
     read_judged,
@@ -149,6 +149,6 @@ def test_judged_answers_with_identical_labels_are_refused(tmp_path: Path) -> Non
 
 
 def test_a_pair_becomes_one_desirable_and_one_undesirable_answer() -> None:
-    good, bad = judged_from([parse(PLAIN)])
+    good, bad = judged_from_pairs([parse(PLAIN)])
     assert (good.desirable, bad.desirable) == (True, False)
     assert turns(bad.conversation) == [QUESTION, ("assistant", "4")]

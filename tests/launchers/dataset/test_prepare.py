@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from estimator.errors import UserError
 from launchers.dataset.preferences import Pair
-from launchers.dataset.prepare import best_fit, prepare, sample_view, split, summary
+from launchers.dataset.prepare import best_fit, format_sample, prepare, split, summary
 from launchers.dataset.prepared import IGNORE, Prepared
 from launchers.dataset.render import prompt_of, tokenize
 from launchers.dataset.rows import Conversation
@@ -285,7 +285,7 @@ class TestPacking:
         self, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], *, least: int, packed: bool
     ) -> None:
         settings = build({"global_batch_size": 4, "packing": True, "epochs": 2, "max_steps": 60})
-        info = prepare(some(40), model, settings, 128, tmp_path, least_packed_steps=least)
+        info = prepare(some(40), model, settings, 128, tmp_path, min_packed_steps=least)
         assert (info.packed, info.rows < 40) == (packed, packed)
         assert ("--packing true packs them anyway" in capsys.readouterr().out) != packed
 
@@ -374,11 +374,11 @@ class TestSampleView:
         settings = build({"global_batch_size": 1, "longest_first": False})
         prepare(rows, model, settings, 2048, tmp_path)
         data = Prepared(tmp_path)
-        legend, view = sample_view(data, tokenizer).split("\n", 1)
+        legend, view = format_sample(data, tokenizer).split("\n", 1)
         assert "not counted in the loss" in legend
         assert view.startswith("⟦<|begin_of_text|><|start_header_id|>user")
         assert view.endswith("⟧Hello<|eot_id|>")
-        view = sample_view(data, tokenizer, 1)
+        view = format_sample(data, tokenizer, 1)
         assert len(view) < 3000
         assert "characters ...]" in view
 
@@ -386,7 +386,7 @@ class TestSampleView:
         self, model: Path, tokenizer: Any, tmp_path: Path
     ) -> None:
         prepare(some(4), model, build({"global_batch_size": 1, "packing": True}), 256, tmp_path)
-        view = sample_view(Prepared(tmp_path), tokenizer)
+        view = format_sample(Prepared(tmp_path), tokenizer)
         assert "--- document 1 of 4 in this row" in view
         assert view.count("⟧It is ") == 4
 
@@ -407,7 +407,7 @@ class TestPairs:
         for document, answer in ((chosen, "See you"), (rejected, "No")):
             counted = document.labels[document.labels != IGNORE].tolist()
             assert tokenizer.decode(counted) == f"{answer}<|eot_id|>"
-        view = sample_view(data, tokenizer)
+        view = format_sample(data, tokenizer)
         assert "--- chosen, " in view
         assert "--- rejected, " in view
         assert summary(info, "pairs").startswith("pairs: 3 pairs, ")

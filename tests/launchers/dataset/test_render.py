@@ -141,9 +141,9 @@ class TestTemplates:
     @pytest.mark.parametrize(
         ("template", "expected"),
         [
-            (DROPPING % "system", "leaves out what the system says in turn 1"),
-            (DROPPING % "user", "leaves out what the user says in turn 2"),
-            (DROPPING % "assistant", "leaves out what the assistant says in turn 3"),
+            (DROPPING % "system", "omits the content of turn 1 (system)"),
+            (DROPPING % "user", "omits the content of turn 2 (user)"),
+            (DROPPING % "assistant", "omits the content of turn 3 (assistant)"),
             ("{{ 1 / 0 }}", "refuses it: division by zero"),
             ("{{ rendered(messages) }}", "refuses it: 'rendered' is undefined"),
             ("{% for m in messages %}", "refuses it: Unexpected end of template"),
@@ -224,7 +224,7 @@ class TestTools:
         assert counted_text(self.row, tokenizer) == 'add({"a": 1})<|eot_id|>It is 3.<|eot_id|>'
 
     def test_a_template_that_omits_tools_is_refused_with_the_line(self, tokenizer: Any) -> None:
-        with pytest.raises(UserError, match="line 5: the chat template leaves out the tool add"):
+        with pytest.raises(UserError, match="line 5: the chat template omits the tool add"):
             list(tokenize([self.row], tokenizer))
 
 

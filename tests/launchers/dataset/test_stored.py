@@ -7,7 +7,7 @@ import pytest
 from launchers.dataset.picture import Picture
 from launchers.dataset.preferences import Judged, Pair, Sample
 from launchers.dataset.rows import Conversation, parse
-from launchers.dataset.stored import Selected, StoredRows, Writer, characters_of, joined, sources_of
+from launchers.dataset.stored import Selected, StoredRows, Writer, characters_of, concatenate, sources_of
 
 CHAT = parse(
     {"messages": [{"role": "user", "content": "Hi é\n"}, {"role": "assistant", "content": "Yes"}]}, 3
@@ -15,10 +15,10 @@ CHAT = parse(
 TEXT = Conversation(text="Once upon a time", line=9)
 ROWS: list[Sample] = [
     CHAT,
-    TEXT.of_source(2),
-    Pair(chosen=CHAT, rejected=CHAT.of_source(0)),
+    TEXT.with_source(2),
+    Pair(chosen=CHAT, rejected=CHAT.with_source(0)),
     Judged(conversation=CHAT, desirable=False),
-    Picture(caption="a “red”\ncircle", image=bytes(range(256)), width=64, height=48, line=5).of_source(1),
+    Picture(caption="a “red”\ncircle", image=bytes(range(256)), width=64, height=48, line=5).with_source(1),
 ]
 
 
@@ -66,4 +66,4 @@ def test_a_selection_of_a_selection_composes_both(kind: str, tmp_path: Path) -> 
     assert [row.text for row in odd[1:]] == ["d", "b"]  # type: ignore[union-attr]
     assert sources_of(odd).tolist() == [1, 1, 1]
     assert characters_of(odd).tolist() == [3, 1, 1]
-    assert [row.text for row in joined([odd, Selected(rows, np.array([0]))])] == ["FFF", "d", "b", "a"]  # type: ignore[union-attr]
+    assert [row.text for row in concatenate([odd, Selected(rows, np.array([0]))])] == ["FFF", "d", "b", "a"]  # type: ignore[union-attr]

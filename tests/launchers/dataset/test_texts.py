@@ -16,10 +16,11 @@ from pyarrow import parquet
 
 from estimator.errors import UserError
 from launchers import settings
-from launchers.dataset import render, rows, stored, texts
+from launchers.dataset import render, rows, texts
 from launchers.dataset.rows import Conversation
 from launchers.dataset.turns import Message
 from launchers.models import tiny_llama
+from tests.launchers.dataset import chats
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}
 
@@ -61,7 +62,7 @@ class TestRead:
             (tmp_path / name).write_text("\ufeff" + book, encoding="utf-8")
         else:
             jsonl(tmp_path / name, {"text": book})
-        sections = stored.copied(list(texts.read(tmp_path / name)), tmp_path / "stored")
+        sections = chats.stored(texts.read(tmp_path / name), tmp_path / "stored")
         assert len(sections) == 5
         pieces = [section for section in sections if isinstance(section, Conversation)]
         assert "".join(section.text or "" for section in pieces) == book

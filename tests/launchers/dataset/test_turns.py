@@ -145,7 +145,7 @@ CALLING = {"role": "assistant", "tool_calls": [CALL]}
         (calls(ASSISTANT | {"weight": 0.5}), "messages[1] has the weight 0.5"),
         (calls({"role": "tool", "content": "3"}, ASSISTANT), "turn 2 is tool, but no tool was called"),
         (calls(CALLING, ASSISTANT), "turn 3 is assistant, not tool"),
-        (calls(ASSISTANT, USER | {"tool_calls": [CALL]}, ASSISTANT), "is no turn of the assistant"),
+        (calls(ASSISTANT, USER | {"tool_calls": [CALL]}, ASSISTANT), "is not a turn of the assistant"),
         (calls(CALLING | {"tool_calls": {"a": 1}}), "`tool_calls` is not a list"),
         (calls(CALLING | {"tool_calls": [{"function": {}}]}), "a tool call without a function's name"),
         (

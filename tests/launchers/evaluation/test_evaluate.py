@@ -24,7 +24,7 @@ from launchers.evaluation.evaluate import (
     EvaluationRequest,
     EvaluationResult,
     ExactMatch,
-    _answers,
+    _generate_answers,
     evaluate,
     load_model,
 )
@@ -235,5 +235,5 @@ def test_prompts_of_different_lengths_get_the_same_answers_in_a_batch_as_alone(b
     texts = ["Return", "What does the function json.loads do in Python?", "Open a file", "x " * 200]
     prompts = [{"prompt": text} for text in texts]
     tokenizer = load_tokenizer(base, Settings())
-    together = _answers(model, tokenizer, prompts, 8)
-    assert together == [_answers(model, tokenizer, [prompt], 8)[0] for prompt in prompts]
+    together = _generate_answers(model, tokenizer, prompts, 8)
+    assert together == [_generate_answers(model, tokenizer, [prompt], 8)[0] for prompt in prompts]

@@ -47,7 +47,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> TrainJob:
 def computed(job: TrainJob, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store with the reference of that run, read only."""
     folder = tmp_path_factory.mktemp("computed")
-    reference.fetch(job, address(), LocalStorage(folder / "store"), folder / "work")
+    reference.precompute(job, address(), LocalStorage(folder / "store"), folder / "work")
     return folder / "store"
 
 
@@ -72,10 +72,10 @@ def test_every_pair_gets_reference_log_probabilities_and_a_second_run_computes_n
     tmp_path: Path, job: TrainJob, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store = LocalStorage(tmp_path / "store")
-    file = reference.fetch(job, address(), store, tmp_path / "first")
+    file = reference.precompute(job, address(), store, tmp_path / "first")
     assert np.load(file) == pytest.approx(expected(job), abs=1e-4)
     assert "reference: 3 of 3 parts" in capsys.readouterr().out
-    second_reference = reference.fetch(job, address(), store, tmp_path / "second")
+    second_reference = reference.precompute(job, address(), store, tmp_path / "second")
     assert np.array_equal(np.load(second_reference), np.load(file))
     assert "3 of 3 parts are already stored" in capsys.readouterr().out
     assert not (second_reference.parent / "request-0.json").exists(), "no process was started"
@@ -86,11 +86,11 @@ def test_a_different_model_or_dataset_has_its_own_reference_in_the_same_work_fol
     tmp_path: Path, job: TrainJob, computed: Path
 ) -> None:
     store, work = LocalStorage(shutil.copytree(computed, tmp_path / "store")), tmp_path / "work"
-    first = np.load(reference.fetch(job, address(), store, work))
+    first = np.load(reference.precompute(job, address(), store, work))
     data = runs.make_data(tmp_path / "others", runs.pairs(PAIRS, seed=9), batch=4, steps=2)
     model = runs.make_model(tmp_path / "other", "tied")
     for other in (dataclasses.replace(job, model_dir=model), dataclasses.replace(job, data_dir=data)):
-        assert not np.allclose(first, np.load(reference.fetch(other, address(), store, work)))
+        assert not np.allclose(first, np.load(reference.precompute(other, address(), store, work)))
 
 
 def test_two_nodes_divide_the_parts_and_both_get_all_of_them(tmp_path: Path, job: TrainJob) -> None:
@@ -98,7 +98,7 @@ def test_two_nodes_divide_the_parts_and_both_get_all_of_them(tmp_path: Path, job
     files: dict[int, Path] = {}
 
     def run(node: int) -> None:
-        files[node] = reference.fetch(job, address(node, 2), store, tmp_path / f"node-{node}")
+        files[node] = reference.precompute(job, address(node, 2), store, tmp_path / f"node-{node}")
 
     threads = [threading.Thread(target=run, args=(node,)) for node in (0, 1)]
     for thread in threads:
@@ -132,7 +132,7 @@ def test_processes_of_a_node_divide_its_parts(
         suffix=".npy",
     )
     options = {"on_cpu": True, "limit_s": 300.0, "processes": 2}
-    files = parts.fetch(of_all, request, address(), store, work, **options)
+    files = parts.compute_all(of_all, request, address(), store, work, **options)
     assert np.concatenate([np.load(file) for file in files]) == pytest.approx(expected(job), abs=1e-4)
     assert "reference: 3 of 3 parts" in capsys.readouterr().out
     shares = [json.loads((work / f"request-{number}.json").read_text())["parts"] for number in (0, 1)]
@@ -148,7 +148,7 @@ def test_finished_parts_are_not_computed_again_after_kill_9(
 
     def run() -> None:
         try:
-            reference.fetch(job, address(), store, tmp_path / "first")
+            reference.precompute(job, address(), store, tmp_path / "first")
         except RankFailed as error:
             caught.append(error)
 
@@ -163,7 +163,7 @@ def test_finished_parts_are_not_computed_again_after_kill_9(
     running.join(300)
     stored_parts = len(store.keys("reference"))
     assert stored_parts >= 1
-    file = reference.fetch(job, address(), store, tmp_path / "second")
+    file = reference.precompute(job, address(), store, tmp_path / "second")
     assert np.load(file).shape == (PAIRS, 2)
     if caught:  # it was killed before it had done all
         assert "the reference was ended by SIGKILL (9)" in str(caught[0])
@@ -176,4 +176,4 @@ def test_an_unreadable_model_is_reported_in_one_line(tmp_path: Path, job: TrainJ
     (model / "model.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0nothing!")
     job = dataclasses.replace(job, model_dir=model)
     with pytest.raises(UserError, match="The reference could not be computed"):
-        reference.fetch(job, address(), LocalStorage(tmp_path / "store"), tmp_path / "first")
+        reference.precompute(job, address(), LocalStorage(tmp_path / "store"), tmp_path / "first")

@@ -28,7 +28,7 @@ def test_a_run_ends_normally_if_unknown_clients_connect(gang: NewGang) -> None:
     two = gang(nodes=2, orders={"steps": 20, "every": 5}, store=True)
     forged = [
         greets(RUN, "", CLAIM, FAILED),  # the run's name alone, which is to be read in ps
-        greets(RUN, "guessed", CLAIM, b'{"kind":"part","step":5}'),
+        greets(RUN, "guessed", CLAIM, b'{"kind":"part_stored","step":5}'),
         greets(RUN, "guessed", CLAIM, b'{"kind":"done"}'),
     ]
     with storm(two.ports, [*common(), *forged]) as tried:

@@ -34,13 +34,13 @@ def test_two_nodes_with_two_ranks_each_finish(gang: NewGang, monkeypatch: pytest
         *(f"state-{rank}.bin" for rank in range(4)),
     ]
     assert not list(two.folder.glob("node-*/checkpoints/*")), "stored folders are removed"
-    paces = [[line for line in two.events(node) if line.startswith("pace")] for node in (0, 1)]
+    timings = [[line for line in two.events(node) if line.startswith("timing")] for node in (0, 1)]
     expected = [
-        f"pace {rank} {step} {rank // 2} {seconds}"
+        f"timing {rank} {step} {rank // 2} {seconds}"
         for step in range(1, 7)
         for rank, seconds in enumerate(in_collectives)
     ]
-    assert [sorted(paces[0]), paces[1]] == [sorted(expected), []]
+    assert [sorted(timings[0]), timings[1]] == [sorted(expected), []]
     assert [line for line in two.events(1) if line.startswith("step 2")] == [
         f"step 2 {step}" for step in range(1, 7)
     ]

@@ -49,7 +49,7 @@ def lines(*rows: dict[str, object]) -> str:
 
 def test_the_drawn_shapes_dataset_is_read(tmp_path: Path) -> None:
     pictures = list(read(drawn_shapes.write(tmp_path / "shapes", 20), min_side=32))
-    assert [(picture.caption, picture.image) for picture in pictures] == list(drawn_shapes.drawn(20))
+    assert [(picture.caption, picture.image) for picture in pictures] == list(drawn_shapes.draw_images(20))
     assert [picture.line for picture in pictures] == list(range(1, 21))
     assert {(picture.width, picture.height) for picture in pictures} == set(drawn_shapes.FORMATS)
 

@@ -10,17 +10,17 @@ from launchers.dataset import drawn_shapes
 from launchers.dataset import prepare as texts
 from launchers.dataset.picture import Picture
 from launchers.dataset.prepared import Prepared
-from launchers.dataset.stored import copied
 from launchers.images.prepare import count_steps, prepare
 from launchers.images.prepared import PreparedImages
 from launchers.settings import Settings
+from tests.launchers.dataset import chats
 
 Image = pytest.importorskip("PIL.Image")
 
 
 def pictures(count: int) -> list[Picture]:
     images = []
-    for number, (caption, image) in enumerate(drawn_shapes.drawn(count)):
+    for number, (caption, image) in enumerate(drawn_shapes.draw_images(count)):
         width, height = Image.open(io.BytesIO(image)).size
         images.append(Picture(caption=caption, image=image, width=width, height=height, line=number + 1))
     return images
@@ -96,7 +96,7 @@ def test_a_very_narrow_image_takes_no_more_memory_than_its_bucket(tmp_path: Path
 
 
 def test_held_out_images_are_prepared_in_their_own_folder_with_one_row_per_step(tmp_path: Path) -> None:
-    train, held_out = texts.split(copied(pictures(40), tmp_path / "rows"), settings())
+    train, held_out = texts.split(chats.stored(pictures(40), tmp_path / "rows"), settings())
     data = prepared(tmp_path / "data", train, held_out=held_out)
     other = PreparedImages(tmp_path / "data" / "heldout")
     assert (len(data), len(other)) == (len(train), len(held_out))

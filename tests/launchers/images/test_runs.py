@@ -92,4 +92,4 @@ def test_trained_text_encoders_are_part_of_the_plan() -> None:
 def test_a_folder_of_images_is_a_dataset_with_or_without_captions(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(encoded())
     (tmp_path / "a.txt").write_text("a grey square")
-    assert sources.local(str(tmp_path)) == tmp_path
+    assert sources.local_path(str(tmp_path)) == tmp_path

@@ -39,7 +39,7 @@ class TestCheckComplete:
         path = folder / "model.safetensors"
         content = path.read_bytes()
         path.write_bytes(content.replace(b'"dtype":"F32"', b'"dtype":"I32"', 1))
-        with pytest.raises(UserError, match="is of type I32, which is not trained") as refused:
+        with pytest.raises(UserError, match="is of type I32, which cannot be trained") as refused:
             check_complete(folder)
         assert "qlora" in refused.value.advice
 

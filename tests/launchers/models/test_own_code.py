@@ -76,7 +76,7 @@ def ran(folder: Path) -> list[str]:
 def test_a_model_with_code_is_planned_and_refused_without_running_the_code(custom_model: Path) -> None:
     spec = models.resolve(str(custom_model)).spec
     assert (spec.own_code, spec.parameters) == (True, models.find("tiny-llama").parameters)
-    assert "trust_remote_code" in str(support.untried_line(spec))
+    assert "trust_remote_code" in str(support.untested_family_note(spec))
     settings = build({"model": str(custom_model), "method": "full"})
     with pytest.raises(UserError, match="transformers has no class for own models") as caught:
         checks.check_supported(settings, spec)
@@ -97,7 +97,7 @@ def test_trusted_code_runs_only_in_tasks(custom_model: Path) -> None:
     settings = build({"model": str(custom_model), "method": "full", "trust_remote_code": True})
     source = models.resolve(str(custom_model))
     checks.check_supported(settings, source.spec)
-    weights.check_whole(custom_model)
+    weights.check_model_folder(custom_model)
     preparation.fetch_weights(
         source, custom_model, trust_remote_code=True, runs_code=False
     )  # as it is staged

@@ -59,7 +59,7 @@ def test_the_tiny_pipeline_has_the_layout_of_stable_diffusion_xl(folder: Path, p
 
 def test_the_tokenizer_has_tokens_for_caption_words_and_encodes_any_text(pipeline: Any) -> None:
     tokenizer = pipeline.tokenizer
-    caption = next(iter(drawn_shapes.drawn(1)))[0]
+    caption = next(iter(drawn_shapes.draw_images(1)))[0]
     assert tokenizer.tokenize(caption) == [f"{word}</w>" for word in caption.split()]
     for text in ("Zebra № 5, naïve 🙂", caption):
         ids = tokenizer(text, padding="max_length", max_length=77, truncation=True).input_ids

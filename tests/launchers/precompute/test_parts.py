@@ -20,7 +20,7 @@ def fetch(store: LocalStorage, work: Path, *, node: int = 0, nodes: int = 1) -> 
     address = NodeAddress(
         node=node, nodes=nodes, main_host="127.0.0.1", ports=(1,), secret=Secret("s"), run="test"
     )
-    return parts.fetch(DIVISION, {}, address, store, work, on_cpu=True, limit_s=0.1)
+    return parts.compute_all(DIVISION, {}, address, store, work, on_cpu=True, limit_s=0.1)
 
 
 def test_stored_parts_are_fetched_without_computing_and_parts_of_other_nodes_are_awaited(

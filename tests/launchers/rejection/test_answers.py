@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from launchers.dataset import render
-from launchers.dataset.prompts import Prompt, prompts_of, read_written
+from launchers.dataset.prompts import Prompt, prompts_of, read_prompts
 from launchers.dataset.rows import Conversation
 from launchers.dataset.turns import Message
 from launchers.models import tiny_llama
@@ -86,6 +86,6 @@ def test_answers_and_scores_are_read_back_from_their_files(tmp_path: Path, promp
     scores = [Scores(index=3, scores=(0.5, -1.0))]
     for name, values in (("p", prompts), ("a", answers), ("s", scores)):
         rows.write_rows(tmp_path / name, values)
-    assert read_written(tmp_path / "p") == prompts
+    assert read_prompts(tmp_path / "p") == prompts
     assert (rows.read_answers(tmp_path / "a"), rows.read_scores(tmp_path / "s")) == (answers, scores)
     assert {path.name for path in tmp_path.iterdir()} == {"p", "a", "s"}, "no half-written file is left"

@@ -13,8 +13,17 @@ from estimator.models import find
 from estimator.plan import Plan
 from estimator.planning.planner import plan
 from launchers.report.metrics import Metrics, summarize
-from launchers.report.state import DRAWN_EVALUATIONS, RunState
-from launchers.report.telemetry import DistInfo, Drawn, Evaluated, Event, Memory, Phase, Step, Straggling
+from launchers.report.state import KEPT_IMAGE_SETS, RunState
+from launchers.report.telemetry import (
+    DistInfo,
+    Evaluated,
+    EvaluationImages,
+    Event,
+    Memory,
+    Phase,
+    Step,
+    Straggling,
+)
 
 
 def cpu_plan() -> Plan:
@@ -156,15 +165,15 @@ def test_each_rank_has_its_node_its_memory_peaks_and_its_speed() -> None:
 
 def test_each_late_rank_has_one_line_with_its_latest_state() -> None:
     late = Straggling(rank=1, local_rank=0, node=1, host="h1", since=3, step=20, share=0.3)
-    assert "is late" in state(cpu_plan(), None, late).late[0]
+    assert "is late" in state(cpu_plan(), None, late).straggler_lines[0]
     over = dataclasses.replace(late, over=True)
-    (line,) = state(cpu_plan(), None, late, over).late
+    (line,) = state(cpu_plan(), None, late, over).straggler_lines
     assert "on time again" in line
 
 
 def test_a_run_without_a_plan_has_measured_speeds_but_none_without_events_or_tokens() -> None:
     empty = RunState()
-    assert empty.steps == empty.ranks == empty.evaluations == empty.late == ()
+    assert empty.steps == empty.ranks == empty.evaluations == empty.straggler_lines == ()
     assert empty.tokens_per_second is empty.mfu is empty.eta_seconds is empty.memory_peak is None
     for number in (1, 2, 3):
         empty.add(step(number, tokens=0))
@@ -177,20 +186,24 @@ def test_a_run_without_a_plan_has_measured_speeds_but_none_without_events_or_tok
 
 
 def test_a_snapshot_is_left_unchanged_by_later_events() -> None:
-    run = state(cpu_plan(), [1000] * 3, step(1), Drawn(rank=0, step=0, captions=(), pictures=()))
+    run = state(cpu_plan(), [1000] * 3, step(1), EvaluationImages(rank=0, step=0, captions=(), pictures=()))
     snapshot = run.snapshot()
-    for event in (step(2), Phase(rank=0, name="save"), Drawn(rank=0, step=1, captions=(), pictures=())):
+    for event in (
+        step(2),
+        Phase(rank=0, name="save"),
+        EvaluationImages(rank=0, step=1, captions=(), pictures=()),
+    ):
         run.add(event)
-    assert (len(snapshot.steps), len(snapshot.drawn), snapshot.phase) == (1, 1, "")
-    assert (len(run.steps), len(run.drawn), run.phase) == (2, 2, "save")
+    assert (len(snapshot.steps), len(snapshot.evaluation_images), snapshot.phase) == (1, 1, "")
+    assert (len(run.steps), len(run.evaluation_images), run.phase) == (2, 2, "save")
 
 
 def test_sample_images_of_the_base_and_of_the_latest_evaluations_are_kept() -> None:
     run, resumed = RunState(), RunState()
     for step in (3, 0, 1, 4, 2):
-        run.add(Drawn(rank=0, step=step, captions=(), pictures=(), at=0.0))
-    assert DRAWN_EVALUATIONS == 2
-    assert [event.step for event in run.drawn] == [0, 3, 4]
+        run.add(EvaluationImages(rank=0, step=step, captions=(), pictures=(), at=0.0))
+    assert KEPT_IMAGE_SETS == 2
+    assert [event.step for event in run.evaluation_images] == [0, 3, 4]
     assert [event["step"] for event in run.notes(3, keeps_best=False)["drawn"]] == [0, 3]
     resumed.restore(run.notes(4, keeps_best=False), with_metrics=False)
-    assert resumed.drawn == run.drawn
+    assert resumed.evaluation_images == run.evaluation_images

@@ -8,17 +8,17 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from launchers.report.stragglers import MIN_STEPS, WARM_UP, Stragglers, describe, lags, late_lines
-from launchers.report.telemetry import Pace, Straggling
+from launchers.report.telemetry import StepTiming, Straggling
 
 SOON = 20  # steps within which a straggler is named
 
 
-def pace(rank: int, step: int, in_collectives: float, dt: float = 1.0, per_node: int = 2) -> Pace:
+def pace(rank: int, step: int, in_collectives: float, dt: float = 1.0, per_node: int = 2) -> StepTiming:
     node, times = rank // per_node, {"dt": dt, "in_collectives": in_collectives}
-    return Pace(rank=rank, local_rank=rank % per_node, node=node, host=f"h{node}", step=step, **times)
+    return StepTiming(rank=rank, local_rank=rank % per_node, node=node, host=f"h{node}", step=step, **times)
 
 
-def paces(step: int, base_paces: dict[int, float], per_node: int, noise: float = 0.0) -> list[Pace]:
+def paces(step: int, base_paces: dict[int, float], per_node: int, noise: float = 0.0) -> list[StepTiming]:
     """Simulate one synchronous step: each rank works its seconds and waits for the slowest."""
     spent = {rank: seconds * random.lognormvariate(0, noise) for rank, seconds in base_paces.items()}
     took = max(spent.values()) + 0.01

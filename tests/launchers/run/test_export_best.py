@@ -17,7 +17,7 @@ from launchers.gang.failures import RankFailed
 from launchers.models import tiny_llama
 from launchers.report.evaluations import HeldOutLoss
 from launchers.report.telemetry import DistInfo, Evaluated, Event
-from launchers.run.export_best import has_ended, last_step
+from launchers.run.export_best import has_no_steps_left, last_step
 from launchers.run.training import Attempt, train
 from launchers.store.bundles import LocalStorage
 from tests.launchers.engines.loop import runs
@@ -91,7 +91,7 @@ def test_a_run_that_stopped_or_reached_its_last_step_is_not_trained_further(tmp_
         settings = {"evaluation": {"every_steps": EVERY, "patience": patience}}
         options = {"start_step": start, "evaluations": evaluations}
         job = runs.make_job(tmp_path, tmp_path, tmp_path, steps=STEPS, settings=settings, **options)
-        return has_ended(job)
+        return has_no_steps_left(job)
 
     assert not job_at(9, [1.0, 2.0, 2.0])
     assert job_at(12, [1.0, 2.0, 2.0, 2.0])

@@ -13,7 +13,7 @@ import pytest
 
 from estimator import Target, hardware, models
 from estimator.cli.plan import JobOptions, job_from
-from estimator.engines.support import planned_only, with_engine
+from estimator.engines.support import planned_only, with_simplest_engine
 from estimator.errors import UserError
 from estimator.job import Job, Machine
 from estimator.models import find
@@ -38,7 +38,7 @@ def test_automatic_settings_are_decided_from_model_and_method() -> None:
     for method in ("adapter-v1", "adapter-v2"):
         assert config({"method": method}, "llama-8b").optimizer.lr == 1e-3, "litgpt's; gates begin at 0"
         job = build_job(settings.build({"method": method}), find("llama-8b"), None)
-        assert with_engine(job).engine == "deepspeed"
+        assert with_simplest_engine(job).engine == "deepspeed"
     values = {
         "method": "full",
         "engine": "torchtune",
@@ -66,9 +66,9 @@ def test_packing_liger_and_compile_are_decided_by_the_plan_unless_set() -> None:
 
     def decided(**overrides: object) -> tuple[bool, bool, bool, int]:
         chosen = preparation.plan_run(settings.build(values | overrides), cloud).settings
-        return chosen.packing, chosen.liger, chosen.compile, chosen.least_packed_steps
+        return chosen.packing, chosen.liger, chosen.compile, chosen.min_packed_steps
 
-    assert decided() == (True, True, True, run_config.LEAST_PACKED_STEPS)
+    assert decided() == (True, True, True, run_config.MIN_PACKED_STEPS)
     assert decided(packing=True) == (True, True, True, 0)
     assert decided(liger=False, compile=False)[1:3] == (False, False)
     assert decided(global_batch_size=32)[0] is False, "it counts rows"
@@ -127,7 +127,7 @@ def test_plan_and_run_agree_on_which_models_tasks_and_engines_can_be_launched(me
             refused = all(unsupported(each, chosen, spec) for each in names)
             of_plan = dataclasses.replace(of_options, model=spec, lora_targets=tuple(spec.projections))
             for job in (build_job(chosen, spec, None), of_plan):
-                only = planned_only(with_engine(job))
+                only = planned_only(with_simplest_engine(job))
                 assert (only is not None) == refused, (name, task, engine, only)
             able += not refused
     assert able > 10
@@ -150,7 +150,7 @@ def test_new_tokens_add_the_embeddings_to_the_trained_modules() -> None:
     )
     spec = find("llama-8b")
     job = build_job(expected_settings, spec, None)
-    assert with_engine(job).engine == "deepspeed"
+    assert with_simplest_engine(job).engine == "deepspeed"
     assert (job.model.vocab, job.model.parameters) == (spec.vocab + 2, spec.parameters + 2 * 2 * spec.hidden)
     assert job.trained_modules == ("norms", "embed_tokens", "lm_head")
     assert "new_tokens" in (unsupported("torchtune", expected_settings, spec) or "")

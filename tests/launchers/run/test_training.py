@@ -123,12 +123,12 @@ def test_the_next_attempt_gets_another_plan_only_after_running_out_of_memory(
         monkeypatch.setattr(training, "run_trials" if in_trial else "run_node", fails)
         with pytest.raises(GangFailed):
             train(job, attempt(), address(node), store, tmp_path / "work")
-        assert plans.has_after(0) == out_of_memory
+        assert plans.has_plan_after(0) == out_of_memory
         printed = "out of memory: a retry will use micro batch 4 -> " in capsys.readouterr().out
         assert printed == (out_of_memory and node == 0)
     monkeypatch.setattr(training, "run_node", lambda *_, **__: None)
     assert train(job, attempt(1), address(node), store, tmp_path / "work").job.plan != job.plan
-    assert ("as an earlier attempt ran out of memory" in capsys.readouterr().out) == (node == 0)
+    assert ("because an earlier attempt ran out of memory" in capsys.readouterr().out) == (node == 0)
 
 
 def test_only_the_first_attempt_measures_plans_and_later_attempts_use_its_choice(

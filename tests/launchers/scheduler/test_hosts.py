@@ -62,7 +62,7 @@ def test_a_run_that_does_not_fit_is_refused_in_one_line_with_an_alternative() ->
 
 def test_a_number_of_nodes_that_the_job_does_not_have_is_refused() -> None:
     chosen = settings.build({"resources": {"nodes": 4}})
-    with pytest.raises(UserError, match=r"4 node\(s\) \(resources.nodes\), this job has 2"):
+    with pytest.raises(UserError, match=r"4 are requested, this job has 2 nodes"):
         plan_for_hosts(chosen, hosts(SMALL, SMALL), calibrated=False)
 
 
@@ -157,7 +157,7 @@ def test_only_one_job_at_a_time_writes_into_an_output_folder(tmp_path: Path) -> 
 def test_only_one_of_two_jobs_that_start_at_once_gets_the_output_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    find_other, both = Ownership._other, threading.Barrier(2)
+    find_other, both = Ownership._active_owner, threading.Barrier(2)
 
     def slow_look(self: Ownership) -> str | None:
         owner = find_other(self)
@@ -174,6 +174,6 @@ def test_only_one_of_two_jobs_that_start_at_once_gets_the_output_folder(
             return False
         return True
 
-    monkeypatch.setattr(Ownership, "_other", slow_look)
+    monkeypatch.setattr(Ownership, "_active_owner", slow_look)
     with ThreadPoolExecutor(2) as pool:
         assert sorted(pool.map(begin, ("7", "8"))) == [False, True]

@@ -24,7 +24,7 @@ from launchers.cluster.processes import is_running
 from launchers.gang.job import TrainJob
 from launchers.report.peak import MemoryPeak
 from launchers.results import handover
-from launchers.run.training import Trained
+from launchers.run.training import TrainingResult
 from launchers.scheduler import run
 from launchers.scheduler.hosts import Start
 from tests.decorators.flows.plans import make_plan
@@ -142,7 +142,7 @@ def test_a_result_whose_evaluation_fails_is_kept_and_the_failure_is_recorded(
         work_dir=tmp_path,
         total_steps=1,
     )
-    trained = Trained(job=job, metrics=(metrics(1),), memory_peak=None, exported_step=1)
+    trained = TrainingResult(job=job, metrics=(metrics(1),), memory_peak=None, exported_step=1)
     run._export(scheduler_run, node_address({}), start, trained, tmp_path / "work")
     assert (tmp_path / "out" / result / "README.md").exists()
     assert run._is_finished(scheduler_run, node_address({}))

@@ -110,7 +110,7 @@ def test_method_task_and_targets_follow_from_torchtune_components() -> None:
     assert (values["method"], values["task"], values["preference.beta"]) == ("lora", "dpo", 0.2)
     assert values["lora.targets"] == ["q_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
     assert (values["global_batch_size"], values["optimizer.lr"], values["seq_len"]) == (32, 3e-4, 1024)
-    assert [reason for _, reason in converted.missing] == ["name the data set in dataset"]
+    assert [reason for _, reason in converted.missing] == ["name the dataset in dataset"]
 
 
 def test_the_task_follows_from_the_llama_factory_loss_and_unknown_values_are_named() -> None:
@@ -130,7 +130,7 @@ def test_the_task_follows_from_the_llama_factory_loss_and_unknown_values_are_nam
     assert (converted.values["task"], converted.values["method"]) == ("simpo", "qlora")
     missing = dict(converted.missing)
     assert "mixture" in missing["dataset: a,b"]
-    assert missing["lr_scheduler_type: polynomial"] == "no such choice here"
+    assert missing["lr_scheduler_type: polynomial"] == "this package has no such choice"
 
 
 def test_the_command_writes_the_converted_settings_and_prints_the_keys_that_it_omitted(
@@ -147,7 +147,7 @@ def test_the_command_writes_the_converted_settings_and_prints_the_keys_that_it_o
     for text, expected in (
         ("- 1", "has no keys"),
         ("a: [", "cannot be read"),
-        ("a: 1", "no training config"),
+        ("a: 1", "not a training config"),
     ):
         theirs.write_text(text)
         with pytest.raises(UserError, match=expected):

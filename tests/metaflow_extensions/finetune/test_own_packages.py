@@ -41,7 +41,7 @@ def installed(tmp_path: Path) -> Path:
 
 def test_packages_of_this_project_are_recognized() -> None:
     assert find_problem() is None
-    assert own_packages.EXIT_STATUS == errors.MISTAKE
+    assert own_packages.EXIT_STATUS == errors.USER_ERROR_STATUS
     assert all(MARK in (ROOT / name / "__init__.py").read_text() for name in ALL)
 
 

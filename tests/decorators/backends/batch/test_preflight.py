@@ -71,7 +71,7 @@ def test_a_disabled_queue_gets_the_command_that_enables_it(queue: Callable[..., 
     [
         ({"instanceTypes": ["p4d.24xlarge"]}, "p4d.24xlarge: no type has 8x H100 SXM, 8 vCPUs, 500.0 GiB"),
         ({"instanceTypes": ["p5.4xlarge"]}, "p5.4xlarge: no type has 8x H100 SXM"),
-        ({"maxvCpus": 512}, "maxvCpus is 512, 4 node(s) need 768"),
+        ({"maxvCpus": 512}, "maxvCpus is 512, 4 nodes need 768"),
         ({"type": "SPOT"}, "SPOT runs no jobs of several nodes"),
         ({"instanceTypes": ["optimal", "m5.large"]}, "optimal, m5.large: no type has 8x H100 SXM"),
     ],
@@ -81,7 +81,7 @@ def test_an_unsuitable_compute_environment_is_refused_with_the_missing_capabilit
 ) -> None:
     findings = _look(queue(**resources))
     [last] = [row.detail for row in findings.impossible]
-    assert last.startswith("none can run 4 node(s) of 8x H100 SXM")
+    assert last.startswith("none can run 4 nodes of 8x H100 SXM")
     assert why in last
 
 

@@ -114,6 +114,29 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "deepseek_v2": _ALIKE_HEADS | _LATENT | {"q_lora_rank": None, "topk_method": "greedy", "head_dim": 8},
     "deepseek_v3": _ALIKE_HEADS | _LATENT | {"q_lora_rank": 24},
     "deepseek_v32": _ALIKE_HEADS | _LATENT | _INDEXER,
+    # some documents are shorter than the window of the second block
+    "deepseek_v4": _WIDTHS
+    | _ROUTED
+    | {
+        "num_key_value_heads": 1,
+        "head_dim": 32,
+        "moe_intermediate_size": 64,
+        "n_routed_experts": 4,
+        "n_shared_experts": 1,
+        "q_lora_rank": 32,
+        "o_groups": 2,
+        "o_lora_rank": 16,
+        "index_n_heads": 2,
+        "index_head_dim": 16,
+        "index_topk": 64,
+        "hc_mult": 2,
+        "hc_sinkhorn_iters": 3,
+        "layer_types": ["compressed_sparse_attention", "heavily_compressed_attention"],
+        "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 16},
+        "mlp_layer_types": ["hash_moe", "moe"],
+        "sliding_window": 16,
+        "partial_rotary_factor": 0.25,
+    },
     "glm4_moe_lite": _ALIKE_HEADS | _LATENT | {"q_lora_rank": 24},
     "glm_moe_dsa": _ALIKE_HEADS | _LATENT | _INDEXER | {"indexer_types": ["full", "shared"]},
     "mistral4": _ALIKE_HEADS | _LATENT | {"q_lora_rank": 24},
@@ -211,32 +234,6 @@ UNTRIED: dict[str, dict[str, Any]] = {
 }
 
 
-CONVERTED: dict[str, dict[str, Any]] = {  # their checkpoints are read
-    "deepseek_v4": _WIDTHS
-    | _ROUTED
-    | {
-        "num_key_value_heads": 1,
-        "head_dim": 32,
-        "moe_intermediate_size": 64,
-        "n_routed_experts": 4,
-        "n_shared_experts": 1,
-        "q_lora_rank": 32,
-        "o_groups": 2,
-        "o_lora_rank": 16,
-        "index_n_heads": 2,
-        "index_head_dim": 16,
-        "index_topk": 64,
-        "hc_mult": 2,
-        "hc_sinkhorn_iters": 3,
-        "layer_types": ["compressed_sparse_attention", "heavily_compressed_attention"],
-        "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 16},
-        "mlp_layer_types": ["hash_moe", "moe"],
-        "sliding_window": 16,
-        "partial_rotary_factor": 0.25,
-    },
-}
-
-
 def network(family: str, **values: Any) -> Any:
     """Return a model of that family with random weights, large enough that tokens change each other's logits.
 
@@ -245,7 +242,7 @@ def network(family: str, **values: Any) -> Any:
     from transformers import AutoConfig
 
     torch.manual_seed(0)
-    config = AutoConfig.for_model(family, **((FAMILIES | UNTRIED | CONVERTED)[family] | values))
+    config = AutoConfig.for_model(family, **((FAMILIES | UNTRIED)[family] | values))
     config.initializer_range = 0.1
     return causal.class_of(config).from_config(config).eval()
 

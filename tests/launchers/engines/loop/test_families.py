@@ -68,7 +68,7 @@ def test_packing_is_refused_only_for_families_whose_documents_attend_to_each_oth
     takes_positions = "position_ids" in inspect.signature(network.forward).parameters
     together = logits(network, tokens, **({"position_ids": positions} if takes_positions else {}))
     apart = (together - alone).abs().max() < 3 * SAME
-    refused = bool(architectures.FAMILIES[family].sees_packed)
+    refused = bool(architectures.FAMILIES[family].packing_leak)
     assert apart or refused
     if family != "falcon":  # whose mask has the positions since a release after transformers 5.19
         assert apart != refused
@@ -77,7 +77,7 @@ def test_packing_is_refused_only_for_families_whose_documents_attend_to_each_oth
 
 
 def test_packing_is_refused_for_an_untested_family() -> None:
-    assert architectures.family_of("helium").sees_packed
+    assert architectures.family_of("helium").packing_leak
 
 
 def test_blocks_are_recognized_by_their_number_if_a_family_does_not_name_them() -> None:

@@ -27,7 +27,7 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         copied_tensors.append(tensor.numel())
         return tensor
 
-    monkeypatch.setattr(batches, "copied", copied)
+    monkeypatch.setattr(batches, "copy_to_device", copied)
     return copied_tensors
 
 

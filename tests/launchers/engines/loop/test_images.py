@@ -25,7 +25,7 @@ from launchers.engines.loop.images import QUARTERS, LatentBatch, TextToImage
 from launchers.evaluation import image_evaluation
 from launchers.gang.job import TrainJob
 from launchers.images.prepared import PreparedImages
-from launchers.report.telemetry import Drawn, Evaluated, Follower
+from launchers.report.telemetry import Evaluated, EvaluationImages, Follower
 from tests.launchers.engines.loop import runs
 from tests.launchers.images.runs import Prepared as PreparedRun
 from tests.launchers.images.runs import prepared
@@ -259,7 +259,7 @@ def test_text_encoders_are_trained_and_exported_with_the_unet(
     )
     assert after is not None
     assert evaluations(with_texts)[-1].loss == pytest.approx(after.loss, abs=CLOSE)
-    newest = events_of_rank_0(with_texts, Drawn)[-1]
+    newest = events_of_rank_0(with_texts, EvaluationImages)[-1]
     assert abs(pixels(newest.pictures[0]).astype(int) - pixels(drawn[0].finetuned)).max() <= 2
 
 
@@ -313,7 +313,7 @@ def test_a_moving_average_changes_only_the_export_and_resumes_exactly(
     runs.run(resumed)
     assert losses_of(resumed) == losses_of(averaged)[3:]
     assert_equal(weights_of(resumed), weights_of(averaged))
-    assert [event.step for event in events_of_rank_0(resumed, Drawn)] == [6], (
+    assert [event.step for event in events_of_rank_0(resumed, EvaluationImages)] == [6], (
         "the base was drawn by the first attempt"
     )
 
@@ -338,7 +338,9 @@ def test_two_processes_have_the_evaluation_loss_and_sample_images_of_one(
         assert (one.step, one.done, one.rows) == (other.step, other.done, other.rows)
         assert one.loss == pytest.approx(other.loss, abs=CLOSE)
         assert one.metrics == pytest.approx(other.metrics, abs=CLOSE)
-    for drawn, beside in zip(events_of_rank_0(averaged, Drawn), events_of_rank_0(two, Drawn), strict=True):
+    for drawn, beside in zip(
+        events_of_rank_0(averaged, EvaluationImages), events_of_rank_0(two, EvaluationImages), strict=True
+    ):
         assert (drawn.step, drawn.captions) == (beside.step, beside.captions)
         for picture_of_one, picture_of_two in zip(drawn.pictures, beside.pictures, strict=True):
             difference = pixels(picture_of_one).astype(int) - pixels(picture_of_two).astype(int)
@@ -366,7 +368,7 @@ def test_an_evaluation_during_training_equals_that_of_the_exported_pipeline(
     assert last.loss == pytest.approx(after.loss, abs=CLOSE)
     assert last.metrics == pytest.approx(after.metrics, abs=CLOSE)
     assert after.loss < before.loss
-    base, *_, newest = events_of_rank_0(averaged, Drawn)
+    base, *_, newest = events_of_rank_0(averaged, EvaluationImages)
     assert (base.step, newest.step) == (0, averaged.total_steps)
     for number, each in enumerate(drawn):
         assert base.captions[number] == each.prompt

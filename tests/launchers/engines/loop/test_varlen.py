@@ -85,7 +85,7 @@ def test_a_padding_free_batch_has_the_tokens_labels_and_boundaries_of_its_rows(
     assert torch.equal(joined.input_ids[0, : joined.tokens], torch.cat(unpadded))
     counted = padded.labels != IGNORE
     assert torch.equal(joined.labels[joined.labels != IGNORE], padded.labels[counted])
-    assert torch.equal(joined.sums(joined.labels != IGNORE), padded.sums(counted))
+    assert torch.equal(joined.sum_by_sequence(joined.labels != IGNORE), padded.sum_by_sequence(counted))
     documents = [int(length) for row in rows for length in row.lengths]
     assert joined.cu_seq_lens is not None
     assert sorted(joined.cu_seq_lens.diff().tolist()[: len(documents)]) == sorted(documents)
