@@ -221,7 +221,8 @@ def in_step(name: str, text: str) -> bool:
 
 def test_the_readme_has_its_two_commands_and_ci_runs_the_second() -> None:
     readme = [line for where, line in shell_lines() if where.startswith("README")]
-    assert readme[:2] == [RUN_COMMAND, TEST_COMMAND]
+    assert readme[0] == RUN_COMMAND
+    assert TEST_COMMAND in readme
     assert TEST_COMMAND in (ROOT / ".ci" / "run").read_text()
 
 
