@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from estimator.memory import implementations
 from estimator.memory.shape import shape_of
-from estimator.memory.states import computing
+from estimator.memory.states import compute_size
 from estimator.models import ModelSpec
 from estimator.models.architectures import family_of
 from estimator.setup import Setup
@@ -39,7 +39,7 @@ def block_bytes(setup: Setup) -> float:
     """Return the mean bytes saved per block and token without checkpointing."""
     model = setup.model
     dense = model.mlp_blocks - model.expert_layers
-    parts = _around(setup) + _mean_mlp(setup, dense / model.layers)
+    parts = _outside_mlp(setup) + _mean_mlp(setup, dense / model.layers)
     if setup.compile:
         parts = _compiled(setup, dense / model.layers)
     if setup.prompts:
@@ -55,9 +55,9 @@ def _fp8_eager(setup: Setup) -> float:
     return FP8_EAGER_BYTES * _input_widths(setup.model) / setup.tensor
 
 
-def _around(setup: Setup) -> float:
+def _outside_mlp(setup: Setup) -> float:
     """Return the bytes per token that one block saves outside its MLP: norms, attention and their inputs."""
-    model, code, size = setup.model, implementations.of(setup), computing(setup)
+    model, code, size = setup.model, implementations.of(setup), compute_size(setup)
     whole_weights = not setup.adapters
     sequence = setup.tensor if setup.sequence_parallel else 1
     norm = _norm_bytes(setup, trained=setup.trains_norms)
@@ -148,7 +148,7 @@ def _norm_bytes(setup: Setup, *, trained: bool) -> int:
     """Return the bytes per element that one norm saves; ``trained``: whether its weight is trained."""
     code = implementations.of(setup)
     if setup.model.norm == "layer":
-        return computing(setup)  # torch's own kernel reads its input again
+        return compute_size(setup)  # torch's own kernel reads its input again
     if setup.precision == "fp32" or setup.precision.endswith("autocast"):
         return 4 + (code.norm_output_fp32 if trained else 0)
     return code.norm_input + (code.norm_output if trained else 0)
@@ -235,7 +235,7 @@ def _mean_mlp(setup: Setup, dense: float) -> float:
     saved = dense * _mlp(setup, dense_width)
     if model.experts:
         routed = model.experts_per_token
-        size = computing(setup)
+        size = compute_size(setup)
         experts = _mlp(setup, routed * model.ffn)
         # each expert's input, if its weights need it, and its result before weighting
         trained = not setup.adapters or setup.copies_experts
@@ -257,7 +257,7 @@ def _mlp(setup: Setup, width: int) -> float:
     trained or has an adapter. Otherwise: input and result of the activation (4f). A quantized base with fp32
     norms computes its MLP in fp32 (bitsandbytes' Linear4bit returns its input's type).
     """
-    size = computing(setup)
+    size = compute_size(setup)
     last = size if not setup.adapters else 0
     saved = (3 * size if setup.model.gated_mlp else size) * width
     saved += implementations.of(setup).activation_copies * size * width
@@ -274,7 +274,7 @@ def _compiled(setup: Setup, dense: float) -> float:
         widths += (
             model.expert_layers / model.layers * (model.experts_per_token * model.ffn + model.shared_ffn)
         )
-    double = computing(setup) // 2
+    double = compute_size(setup) // 2
     saved = COMPILED_HIDDEN * model.hidden / (setup.tensor if setup.sequence_parallel else 1)
     if setup.tensor > 1 and _gathered(setup) == 1:
         saved += 4 * model.hidden * (1 - 1 / setup.tensor)  # inputs of both products stay gathered
@@ -294,9 +294,9 @@ def _adapter_inputs(setup: Setup) -> float:
     (peft/tuners/lora/dora.py).
     """
     model, code = setup.model, implementations.of(setup)
-    shapes, size = shape_of(model).linear_shapes, computing(setup)
+    shapes, size = shape_of(model).linear_shapes, compute_size(setup)
     cast = code.adapter_bytes if setup.precision != "fp32" else 0
-    groups = _joined(model) if code.family_code else {}
+    groups = _fused_names(model) if code.family_code else {}
     all_of_qkv = {"q_proj", "k_proj", "v_proj"} <= set(setup.lora_targets)
     saved_inputs: set[str] = set()
     matrices: set[str] = set()
@@ -338,7 +338,7 @@ def _prompt_attention(setup: Setup) -> float:
     (litgpt/adapter.py). The loop's v2 and PEFT's v1 save the fp32 probabilities before and after the gate;
     PEFT also computes the queries a second time (peft/tuners/adaption_prompt/layer.py).
     """
-    model, size = setup.model, computing(setup)
+    model, size = setup.model, compute_size(setup)
     if setup.engine == "litgpt":
         saved = float(size * model.attention_out_dim + 4 * model.heads)
     else:
@@ -358,10 +358,10 @@ def _rescaled_outputs(setup: Setup) -> float:
     model = setup.model
     shapes = shape_of(model).linear_shapes
     outputs = sum(out_features * _adapted(setup, name) for name, (out_features, _) in shapes.items())
-    return computing(setup) * outputs / setup.tensor
+    return compute_size(setup) * outputs / setup.tensor
 
 
-def _joined(model: ModelSpec) -> dict[str, str]:
+def _fused_names(model: ModelSpec) -> dict[str, str]:
     """Map generic names of linear layers to the fused matrix of the family's code."""
     linears = family_of(model.family).linears
     return {
@@ -416,7 +416,7 @@ def boundary_bytes(setup: Setup) -> float:
     sequence = setup.tensor if setup.sequence_parallel else 1
     is_fp32 = setup.precision.endswith("autocast") or setup.upcast_frozen
     streams = max(setup.model.residual_streams, 1)
-    return (4 if is_fp32 else computing(setup)) * streams * setup.model.hidden / sequence
+    return (4 if is_fp32 else compute_size(setup)) * streams * setup.model.hidden / sequence
 
 
 def selective_bytes(setup: Setup) -> float:
@@ -426,7 +426,7 @@ def selective_bytes(setup: Setup) -> float:
     (torchtitan/distributed/activation_checkpoint.py). With tensor parallel also both reduce-scatters'
     results; down's is a partial sum over the whole sequence.
     """
-    model, size = setup.model, computing(setup)
+    model, size = setup.model, compute_size(setup)
     width = model.ffn
     if model.experts:
         width = model.experts_per_token * model.ffn + model.shared_ffn
@@ -443,14 +443,14 @@ def backward_bytes(setup: Setup) -> float:
     Two tensors of the MLP's width and two of the hidden size; tensor parallelism divides the latter only
     once they are reduced.
     """
-    model, size = setup.model, computing(setup)
+    model, size = setup.model, compute_size(setup)
     width = max(model.ffn * max(model.experts_per_token, 1), model.q_dim)
     return 2 * size * width / setup.tensor + 2 * size * model.hidden / _gathered(setup)
 
 
-def last_bytes(setup: Setup) -> float:
+def head_input_bytes(setup: Setup) -> float:
     """Return the bytes per token that the last norm and the output head save."""
-    model, size = setup.model, computing(setup)
+    model, size = setup.model, compute_size(setup)
     sequence = setup.tensor if setup.sequence_parallel else 1
     head_input = model.hidden * size * (1 if not setup.adapters else 0)
     norm = _norm_bytes(setup, trained=setup.trains_norms)

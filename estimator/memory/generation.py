@@ -59,7 +59,7 @@ class Batch:
         return self.prompt_tokens + self.new_tokens
 
 
-def drawn_batch(setup: Setup) -> Batch:
+def grpo_batch(setup: Setup) -> Batch:
     """Return the answers that one process generates in a GRPO step: of all its micro batches, in one batch.
 
     TRL 1.16, trainer/grpo_trainer.py, _prepare_inputs. Prompts have all tokens besides the answer.

@@ -199,7 +199,7 @@ def quantization_options(config: Mapping[str, Any]) -> dict[str, Any]:
     return {"expert_dtype": part.get("expert_dtype")} | options if options else {}
 
 
-def is_rewritten(config: Mapping[str, Any]) -> bool:
+def needs_conversion(config: Mapping[str, Any]) -> bool:
     """Whether training needs a conversion: quantized weights, or parts besides a language model."""
     return bool(quantization_options(config)) or "text_config" in config
 

@@ -1,6 +1,6 @@
 """Parameters of a model, counted part by part from its shape.
 
-Each function counts one part of one block, or one part outside the blocks. Letters: h hidden size, f MLP
+Each function counts one part of one block, or one part outside of the blocks. Letters: h hidden size, f MLP
 width, E experts. The code that each family's parts follow is named in ``estimator/models/architectures.py``.
 """
 
@@ -133,7 +133,7 @@ def recurrent_weights(m: ModelShape) -> int:
 
 
 def recurrent_extras(m: ModelShape) -> int:
-    """Count the parameters of one recurrent block's mixer besides weights: convolution, decay, norm."""
+    """Count the parameters of one recurrent mixer outside of its linear layers: convolution, decay, norm."""
     convolution = conv_width(m) * m.conv_kernel
     if m.recurrence == "gated-delta":
         return convolution + 2 * m.recurrent_heads + m.recurrent_head_dim
@@ -179,7 +179,7 @@ def _weights(shapes: dict[str, tuple[int, int]]) -> int:
 
 
 def attention_extras(m: ModelShape) -> int:
-    """Count the other parameters of attention: biases, sinks, norms of queries, keys and latents."""
+    """Count the parameters of attention outside of its matrices: biases, sinks, norms, head gates."""
     count = (m.q_dim + m.kv_dim + m.v_dim) * m.qkv_bias + m.hidden * m.o_bias
     count += m.heads * m.attention_sinks + m.heads * m.hidden * m.head_gates
     count += {"": 0, "head": 2 * m.head_dim, "all": m.q_dim + m.kv_dim}[m.qk_norm]
@@ -273,9 +273,9 @@ def pooler(m: ModelShape) -> int:
 
 
 def model(m: ModelShape) -> int:
-    """Return all parameters of the model.
+    """Count all parameters of the model.
 
-    One norm more than the blocks have: after them, or in BERT before them.
+    Includes one norm outside of the blocks: after the last one, or in BERT before the first.
     """
     shared = mlp(m, m.shared_ffn) if m.shared_ffn else 0
     routed = m.expert_layers * (m.experts * mlp(m, m.ffn) + shared + router(m))
@@ -285,8 +285,8 @@ def model(m: ModelShape) -> int:
     return embeddings(m) + layer_inputs(m) + blocks + norm(m) + head(m) + pooler(m) + stream_head(m)
 
 
-def idle(m: ModelShape) -> int:
-    """Count the parameters that a token does not use: experts that it is not routed to."""
+def unused_experts(m: ModelShape) -> int:
+    """Count the parameters of the experts that a token is not routed to."""
     unused = max(m.experts, 1) - max(m.experts_per_token, 1)
     return m.expert_layers * unused * mlp(m, m.ffn)
 

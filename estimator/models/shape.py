@@ -80,7 +80,7 @@ class ModelShape:
     own_code: bool = False  # transformers has no class for it; its code is stored with the weights
     norm: Norm = "rms"
     norm_bias: bool = False
-    norms_per_layer: int = 2  # over the hidden size
+    norms_per_layer: int = 2  # norms of the hidden size in one block
     qk_norm: QkNorm = ""
     gated_mlp: bool = True
     hidden_act: str = "silu"  # the MLP's activation, by transformers' name
@@ -138,7 +138,7 @@ class ModelShape:
     global_kv_heads: int = 0  # 0: as kv_heads
     global_keys_are_values: bool = False  # without the window one projection makes keys and values
     reused_kv_layers: int = 0  # last blocks, which attend to keys and values of earlier ones
-    reused_kv_sliding: int = 0  # of them, blocks with the window
+    reused_kv_sliding: int = 0  # number of ``reused_kv_layers`` with the window
     reused_kv_ffn: int = 0  # MLP width of these blocks; 0: as ffn
     layer_embedding: int = 0  # width of the per-layer token embeddings; 0: none
     layer_vocab: int = 0  # rows of these embeddings

@@ -91,10 +91,10 @@ class Weights:
 
     all: int
     active: int
-    dense: float  # in products of all layers, outside experts, each used by every token
-    used_experts: float  # in the experts that one token is routed to, summed over all layers
+    dense: float  # weights of matrix products outside of experts, used by every token
+    used_experts: float  # weights of the experts that one token is routed to, summed over layers
     one_expert: float  # one expert of each layer that has experts
-    linear: int  # in the layers' products, all experts
+    linear: int  # weights of matrix products of all layers, including all experts
 
 
 @lru_cache(maxsize=1024)
@@ -218,7 +218,7 @@ def _copied(setup: Setup) -> float:
         return trained * (
             (4 + 2) / setup.accumulation + 2 + 4 + 4 * (setup.accumulation - 1) / setup.accumulation
         )
-    if not setup.sharded_alone:
+    if not setup.fsdp_in_one_process:
         return 0.0
     weights, state_copies = weights_of(setup.model), 2 if setup.adapters else 4
     weights_16_bit = weights.all - (weights.linear if setup.quantization != "none" else 0)

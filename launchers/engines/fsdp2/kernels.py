@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from estimator.models import COMPRESSED_PROJECTIONS, LATENT_PROJECTIONS, PROJECTIONS
-from estimator.models.architectures import own_names
+from estimator.models.architectures import names_in_transformers
 from launchers.engines.loop.families import blocks
 from launchers.gang.job import TrainJob
 
@@ -46,7 +46,7 @@ def _use_float8(network: Any, job: TrainJob) -> None:
     recipe = Float8LinearConfig.from_recipe_name(job.settings.fp8)
     config = dataclasses.replace(recipe, emulate=job.plan.layout.device == "cpu")
     linear_names = (*PROJECTIONS, *LATENT_PROJECTIONS, *COMPRESSED_PROJECTIONS)
-    names = set(own_names(network.config.get_text_config().model_type, linear_names))
+    names = set(names_in_transformers(network.config.get_text_config().model_type, linear_names))
 
     def converted(module: nn.Module, name: str) -> bool:
         *_, last = (part for part in name.split(".") if part != "base_layer")

@@ -14,7 +14,7 @@ from estimator.models import (
     RECURRENT_PROJECTIONS,
     architectures,
 )
-from estimator.models.architectures import own_names
+from estimator.models.architectures import names_in_transformers
 from estimator.vocabulary import METHODS, TASKS, product_type
 from launchers.base.imports import collector_paused
 from launchers.engines.loop import compressors, head, liger, quantized, unet, varlen, vision, whole_modules
@@ -161,7 +161,7 @@ def adapted_layers(model: Any, settings: Settings) -> list[str]:
     usable = linear - _names_of_experts(model_type)
     if architectures.family_of(model_type).recurrence == "mamba2":
         usable -= {"out_proj"}  # the fused kernel reads its weight directly and would ignore an adapter
-    modules = [name for name in own_names(model_type, generic) if name in usable]
+    modules = [name for name in names_in_transformers(model_type, generic) if name in usable]
     if not modules:
         names = targets if isinstance(targets, str) else ", ".join(targets)
         raise UserError(

@@ -1,4 +1,4 @@
-"""A tiny model of every family that the loop runs, and runs of them all, several in one gang."""
+"""A tiny model of every family supported by the loop, and runs of all of them in one process group."""
 
 from __future__ import annotations
 
@@ -235,7 +235,7 @@ UNTRIED: dict[str, dict[str, Any]] = {
 
 
 def network(family: str, **values: Any) -> Any:
-    """A model of that family with random weights, large enough for tokens to change each other's logits.
+    """Return a model of that family with random weights, large enough that tokens change each other's logits.
 
     ``values`` are fields of config.json in place of those above.
     """
@@ -249,7 +249,7 @@ def network(family: str, **values: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Proof:
-    """A family trained by one method with one sharding: whole, and from its checkpoint to a step further."""
+    """A family trained by one method with one sharding: a full run, and one resumed from its checkpoint."""
 
     family: str
     method: str
@@ -263,7 +263,7 @@ class Proof:
 
     @property
     def after(self) -> list[telemetry.Step]:
-        """The steps from the checkpoint on."""
+        """The steps after the checkpoint."""
         return [] if self.resumed is None else runs.steps(self.resumed)
 
 
@@ -273,7 +273,7 @@ def prove(
     families: Sequence[str] = tuple(FAMILIES),
     methods: Sequence[str] = METHODS,
 ) -> list[Proof]:
-    """Train each family by each method, all of them in one gang of two processes.
+    """Train each family by each method, all of them in one group of two processes.
 
     A run that fails leaves no steps, which :func:`problems` says.
     """
@@ -299,7 +299,7 @@ def prove(
                 },
                 checkpoint_every=CHECKPOINT,
             )
-            rest = (
+            resumed_steps = (
                 None
                 if sharding not in RESUMED
                 else dataclasses.replace(
@@ -308,7 +308,9 @@ def prove(
                     keeps_result=False,
                 )
             )
-            proofs.append(Proof(family=family, method=method, sharding=sharding, whole=job, resumed=rest))
+            proofs.append(
+                Proof(family=family, method=method, sharding=sharding, whole=job, resumed=resumed_steps)
+            )
     jobs = [job for proof in proofs for job in (proof.whole, proof.resumed) if job is not None]
     done = ranks.train_in_turn(jobs, GANG_LIMIT_S)
     print(done.stderr[-LOG_CHARACTERS:])
@@ -316,34 +318,32 @@ def prove(
 
 
 def problems(proof: Proof, beside: Proof, folder: Path) -> list[str]:
-    """What is wrong with a proof that is done, each in a clause; its result is laid out in the empty folder.
+    """List what is wrong with a finished proof; its result is exported into the empty folder.
 
     ``beside`` is the same with a sharding that was resumed: it tells the loss after the last step.
     """
-    whole, after = runs.steps(proof.whole), beside.after
-    if len(whole) != STEPS - 1 or len(after) != STEPS - CHECKPOINT:
-        return [
-            f"it took {len(whole)} and {len(after)} steps instead of {STEPS - 1} and {STEPS - CHECKPOINT}"
-        ]
-    found = []
+    full, after = runs.steps(proof.whole), beside.after
+    if len(full) != STEPS - 1 or len(after) != STEPS - CHECKPOINT:
+        return [f"it took {len(full)} and {len(after)} steps instead of {STEPS - 1} and {STEPS - CHECKPOINT}"]
+    messages = []
     start = loss(causal.load(proof.whole.model_dir, dtype=torch.float32).eval())
     if abs(proof.losses[0] - start) > CLOSE:
-        found.append("it does not begin with the model's own loss")
+        messages.append("it does not begin with the model's own loss")
     if not proof.losses[-1] < proof.losses[0]:
-        found.append("its loss does not fall")
+        messages.append("its loss does not fall")
     if max(abs(one - other) for one, other in zip(proof.losses, beside.losses, strict=True)) > CLOSE:
-        found.append(f"its losses are not those of {beside.sharding}")
-    if proof.after and reported(whole[CHECKPOINT]) != reported(proof.after[0]):
-        found.append("it does not go on from its checkpoint bit by bit")
+        messages.append(f"its losses are not those of {beside.sharding}")
+    if proof.after and reported(full[CHECKPOINT]) != reported(proof.after[0]):
+        messages.append("it does not go on from its checkpoint bit by bit")
     engines.get(SHARDINGS[proof.sharding]).collect(proof.whole, folder)
     if _names(folder / "model") != _names(proof.whole.model_dir):
-        found.append("its export has other tensors than the base")
+        messages.append("its export has other tensors than the base")
     exported = causal.load(folder / "model", dtype=torch.float32).eval()
     if abs(loss(exported) - runs.losses(after)[-1]) > CLOSE:
-        found.append("its export has another loss than what it has trained")
+        messages.append("its export has another loss than what it has trained")
     if proof.method == "lora":
-        found += _adapter_problems(proof, folder, exported)
-    return found
+        messages += _adapter_problems(proof, folder, exported)
+    return messages
 
 
 def _adapter_problems(proof: Proof, folder: Path, merged: Any) -> list[str]:
@@ -358,7 +358,7 @@ def _adapter_problems(proof: Proof, folder: Path, merged: Any) -> list[str]:
 
 
 def reported(step: telemetry.Step) -> tuple[object, ...]:
-    """What a step of a run that goes on has in common with the undisturbed one."""
+    """Return the values of a step that must be equal in a resumed and an undisturbed run."""
     return (step.step, step.loss, step.grad_norm, step.lr)
 
 
@@ -371,5 +371,5 @@ def documents() -> list[Any]:
 
 
 def loss(model: Any) -> float:
-    """The mean loss of the runs' documents, each alone."""
+    """Return the mean loss of the documents of the runs, each alone."""
     return runs.mean_loss(model, documents())
