@@ -55,8 +55,6 @@ WIDTHS = (
     "linear_value_head_dim",
     "mamba_head_dim",
     "mamba_d_head",
-    "sliding_window",
-    "attention_chunk_size",
     "n_embd",
     "d_model",
     "rotary_dim",
@@ -85,6 +83,8 @@ def small_model(family: str) -> ModelSpec:
     config = FAMILIES[family]
     scaled = {name: config[name] * SCALE for name in WIDTHS if isinstance(config.get(name), int)}
     layers = {name: config[name] * REPEATS for name in LAYERS if name in config}
+    # Without masks of a window, as the engines' attention to windows has none on GPUs
+    layers |= {name: 2 * SEQ_LEN for name in ("sliding_window", "attention_chunk_size") if name in config}
     scaled |= layers | {name: kinds * REPEATS for name, kinds in config.items() if isinstance(kinds, list)}
     values = AutoConfig.for_model(family, **(config | scaled | {"vocab_size": 8192})).to_dict()
     return hf_config.to_spec(values | {"model_type": family}, f"small {family}")

@@ -12,6 +12,7 @@ from estimator.memory.shape import shape_of
 from estimator.memory.states import computing
 from estimator.models import ModelSpec
 from estimator.models.architectures import family_of
+from estimator.models.parameters import recurrent_shapes
 from estimator.setup import Setup
 
 # What torch.compile's partitioner keeps of a block: 8 B for each of h, 2 B for queries, keys, values and the
@@ -33,6 +34,12 @@ SOFT_CAPPED = ("gemma2",)
 # transformers computes the scores of these explicitly: with sinks, or as their code has no other way
 # (transformers 5.4, models/*/modeling_*.py: no _supports_sdpa).
 EAGER_ALONE = ("gpt_oss", "gptj", "mpt")
+# Dropout of the results of attention and MLP is 0.1 in their published configurations (transformers 5.23,
+# models/seed_oss/configuration_seed_oss.py).
+RESIDUAL_DROPOUT = ("seed_oss",)
+# transformers multiplies every token with every expert, by zero where it is not routed (transformers 5.23,
+# models/llama4/modeling_llama4.py, Llama4TextMoe).
+ALL_EXPERTS = ("llama4_text",)
 
 
 def block_bytes(setup: Setup) -> float:
@@ -84,7 +91,7 @@ def _around(setup: Setup) -> float:
         if setup.precision.endswith("autocast"):  # each product casts its input for itself
             saved += 5 * model.hidden * 2 - inputs * model.hidden * size
     saved += attention * _attention(setup, code, size) + _recurrence(setup, size)
-    if not model.causal:
+    if not model.causal or model.family in RESIDUAL_DROPOUT:
         saved += 2 * model.hidden  # dropout's masks, one byte an element
     return saved
 
@@ -184,12 +191,13 @@ def _mean_mlp(setup: Setup, dense: float) -> float:
     dense_width = (model.dense_ffn or model.ffn) if model.experts else model.mean_ffn
     saved = dense * _mlp(setup, dense_width)
     if model.experts:
-        routed = model.experts_per_token
+        routed = model.experts if model.family in ALL_EXPERTS else model.experts_per_token
         size = computing(setup)
         experts = _mlp(setup, routed * model.ffn)
         # each expert's input, if its weights need it, and its result before weighting
         trained = not setup.adapters or setup.copies_experts
-        trained |= not setup.prompts and bool(_IN_MLP & set(setup.lora_targets))
+        # the loop's adapters are on shared experts and dense MLPs
+        trained |= not setup.prompts and not setup.runs_loop and bool(_IN_MLP & set(setup.lora_targets))
         inputs = (2 if trained else 1) * routed * model.hidden * size
         routing = 8 * model.experts  # router's logits and their softmax
         if model.router_scales:  # its norm's fp32 input, its result and the scaled one
@@ -273,7 +281,7 @@ def _adapter_inputs(setup: Setup) -> float:
         result_bytes = 4 * size * out_features if setup.method == "dora" else 0
         if setup.engine == "litgpt" and source == "norm1" and not all_of_qkv:
             result_bytes += size * out_features  # result before concatenation with the others
-        saved += _adapted(setup, target) * (
+        saved += _block_share(model, target) * _adapted(setup, target) * (
             input_bytes * in_features + result_bytes + (cast or size) * setup.lora_rank
         )
     return saved / setup.tensor
@@ -331,10 +339,22 @@ _SOURCE = {
     "gate_proj": "norm2",
     "up_proj": "norm2",
     "down_proj": "product",
+    **dict.fromkeys(("in_proj", "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"), "recurrence input"),
+    "conv_in_proj": "recurrence input",
+    "out_proj": "attention",  # RECURRENT_BYTES and the short convolution's bytes include its input
+    "conv_out_proj": "attention",
 }
 
 
 _IN_MLP = frozenset(("gate_proj", "up_proj", "down_proj"))
+
+
+def _block_share(model: ModelSpec, target: str) -> float:
+    """Return the share of blocks that have a linear layer of this name."""
+    if target in _IN_MLP:
+        return model.mlp_blocks / model.layers
+    recurrent = target in recurrent_shapes(model)
+    return (model.recurrent_layers if recurrent else model.attention_layers) / model.layers
 
 
 def _adapted(setup: Setup, target: str) -> int:
