@@ -1,11 +1,11 @@
 """Formulas of memory against traces of the real code, for every model family that exact mode builds.
 
     python -m benchmarks.exact_families                 # half an hour on 2 cores, no GPU
-    python -m benchmarks.exact_families --family lfm2   # replaces this family's rows
+    python -m benchmarks.exact_families --family lfm2 --size small   # replaces these rows
     python -m benchmarks.documents --write              # then renews the table in docs/exact.md
 
 Traces a step of a small model and of the smallest published model of each family, with full training and
-LoRA, as the DeepSpeed engine runs it (ZeRO stage 2 on 8 processes). Writes benchmarks/results/exact_families.json.
+LoRA, as the DeepSpeed engine runs it (ZeRO stage 2 on 8 processes). Writes results/exact_families.json.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import textwrap
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -30,6 +31,7 @@ RESULTS = Path(__file__).parent / "results" / "exact_families.json"
 GOALS = {"states": 0.02, "activations": 0.05}
 STATES = ("weights", "adapters", "master weights", "gradients", "optimizer")
 METHODS = ("full", "lora")
+SIZES = ("small", "published")
 PROCESSES = 8
 SEQ_LEN, SEQUENCES = 256, 4  # short, as the gated delta rule is traced in chunks of 64 tokens
 # The test models have two or three blocks of widths 8 to 96, in which what is saved once would dominate
@@ -143,15 +145,17 @@ def outside(rows: Iterable[Comparison]) -> list[Comparison]:
 
 def table(rows: Sequence[Comparison]) -> str:
     """Format the comparisons as a Markdown table: a row per family, a column per size and method."""
-    sizes = ("small", "published")
-    heads = [f"{size}, {method}" for size in sizes for method in METHODS]
+    heads = [f"{size}, {method}" for size in SIZES for method in METHODS]
     lines = [f"| Family | Published model | {' | '.join(heads)} |", "|---" * (len(heads) + 2) + "|"]
     for family in dict.fromkeys(row.family for row in rows):
         cells = {(row.size, row.method): row for row in rows if row.family == family}
         names = [row.model for key, row in cells.items() if key[0] == "published"]
-        shown = [_cell(cells.get((size, method))) for size in sizes for method in METHODS]
+        shown = [_cell(cells.get((size, method))) for size in SIZES for method in METHODS]
         lines.append(f"| `{family}` | {names[0] if names else ''} | {' | '.join(shown)} |")
-    return "\n".join(lines)
+    missed = [f"{row.family} ({row.size}, {row.method})" for row in outside(rows)]
+    summary = f"Outside the goals: {', '.join(missed)}." if missed else "All are within the goals."
+    refusals = dict.fromkeys(f"{row.family}: {row.refused}" for row in rows if row.refused)
+    return "\n".join([*lines, "", textwrap.fill(summary, 110), *("- " + clause for clause in refusals)])
 
 
 def _cell(row: Comparison | None) -> str:
@@ -163,12 +167,15 @@ def _cell(row: Comparison | None) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--family", action="append", choices=list(FAMILIES), help="all by default")
-    families = parser.parse_args().family or list(FAMILIES)
+    parser.add_argument("--size", action="append", choices=SIZES, help="both by default")
+    options = parser.parse_args()
+    families, sizes = options.family or list(FAMILIES), options.size or SIZES
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)
     rows = {(row.family, row.size, row.method): row for row in (read() if RESULTS.is_file() else [])}
     for family in families:
-        for size, model in (("small", small_model(family)), ("published", published_model(family))):
+        for size in sizes:
+            model = small_model(family) if size == "small" else published_model(family)
             for method in METHODS if model is not None else ():
                 row = rows[family, size, method] = compare(model, size, method)
                 print(family, size, method, row.refused or _cell(row), f"{row.seconds} s", flush=True)

@@ -144,9 +144,8 @@ def _swap_weight(old: torch.Tensor, new: torch.Tensor) -> None:
     old.data = new.data
 
 
-def _dropout(x: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
+def _dropout(x: torch.Tensor, p: float = 0.5, training: bool = True) -> torch.Tensor:
     """Apply the fused dropout of GPUs, which saves a mask of one byte per element."""
-    assert not inplace
     return torch.native_dropout(x, p, training)[0] if p and training else x
 
 

@@ -28,12 +28,20 @@ FP8_EAGER_BYTES = 3.5
 # each key channel repeated for its value heads, each key channel, each head. Traced (transformers 5.23, torch
 # 2.13, bf16, full training) at widths of 128 to 512, Mamba 2 in chunks of 128 tokens.
 RECURRENT_BYTES = {"gated-delta": (36, 34, 8, 1254), "mamba2": (50.5, 22.4, 8.2, 1480)}
+# Tokens per chunk, if not 128 (transformers 5.23, models/granitemoehybrid/configuration_granitemoehybrid.py)
+MAMBA2_CHUNKS = {"granitemoehybrid": 256}
+# Of Mamba 2's bytes per value channel, those that gradients of its convolution, norm, decay and output
+# projection need. Traced like RECURRENT_BYTES, with LoRA.
+FROZEN_MAMBA2_BYTES = 11
 # Scores that are capped before the softmax, which flash kernels of torch cannot do (Gemma team 2024,
 # arXiv:2408.00118, section 2).
 SOFT_CAPPED = ("gemma2",)
 # transformers computes the scores of these explicitly: with sinks, or as their code has no other way
 # (transformers 5.4, models/*/modeling_*.py: no _supports_sdpa).
 EAGER_ALONE = ("gpt_oss", "gptj", "mpt")
+# Their softmax is in 16 bits, and the slice without the sinks is copied (transformers 5.23,
+# models/gpt_oss/modeling_gpt_oss.py, eager_attention_forward).
+HALF_SOFTMAX = ("gpt_oss",)
 # Dropout of the results of attention and MLP is 0.1 in their published configurations (transformers 5.23,
 # models/seed_oss/configuration_seed_oss.py).
 RESIDUAL_DROPOUT = ("seed_oss",)
@@ -117,6 +125,9 @@ def _recurrence(setup: Setup, size: int) -> float:
         saved = 6.0 * size * model.hidden
     else:
         per_value, per_repeated_key, per_key, per_head = RECURRENT_BYTES[model.recurrence]
+        if model.recurrence == "mamba2":
+            per_head *= MAMBA2_CHUNKS.get(model.family, 128) / 128
+            per_value -= FROZEN_MAMBA2_BYTES if setup.adapters else 0
         saved = (
             per_value * model.recurrent_heads * model.recurrent_head_dim
             + per_repeated_key * model.recurrent_heads * model.recurrent_state
@@ -157,7 +168,8 @@ def _attention(setup: Setup, code: implementations.Implementation, size: int) ->
     if model.latent_attention:
         # keys and values are put together from the latent; the projection that they come from stays as well
         joined = model.heads * (model.qk_nope_head_dim + model.v_head_dim)
-        latents = 2 * (model.q_lora_rank + model.kv_lora_rank) * (size + 2)
+        latent_bytes = _norm_bytes(setup, trained=not setup.adapters) + (0 if setup.adapters else size)
+        latents = (model.q_lora_rank + model.kv_lora_rank) * latent_bytes
         saved = size * (2 * model.q_dim + model.v_dim + out_dim + joined) + latents
     else:
         expanded = _expands_keys(setup)
@@ -175,7 +187,8 @@ def _attention(setup: Setup, code: implementations.Implementation, size: int) ->
     capped = model.family in SOFT_CAPPED and code.kept_scores
     if setup.attention == "math" or capped or (model.family in EAGER_ALONE and code.kept_scores):
         # the fp32 softmax of the scores and its 16-bit copy for each pair of positions; the cap's tanh
-        saved += model.heads * setup.seq_len * (size + 4 + (size if capped else 0))
+        softmax = size if model.family in HALF_SOFTMAX else 4
+        saved += model.heads * setup.seq_len * (size + softmax + (size if capped else 0))
     return saved / setup.tensor
 
 
@@ -281,8 +294,10 @@ def _adapter_inputs(setup: Setup) -> float:
         result_bytes = 4 * size * out_features if setup.method == "dora" else 0
         if setup.engine == "litgpt" and source == "norm1" and not all_of_qkv:
             result_bytes += size * out_features  # result before concatenation with the others
-        saved += _block_share(model, target) * _adapted(setup, target) * (
-            input_bytes * in_features + result_bytes + (cast or size) * setup.lora_rank
+        saved += (
+            _block_share(model, target)
+            * _adapted(setup, target)
+            * (input_bytes * in_features + result_bytes + (cast or size) * setup.lora_rank)
         )
     return saved / setup.tensor
 

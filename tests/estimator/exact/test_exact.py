@@ -90,6 +90,9 @@ GRID: dict[str, Setup] = {
     "transformers, glm4": replace(TRANSFORMERS, model=GLM4),
     "transformers, glm 5": replace(TRANSFORMERS, model=GLM_5),
     "deepspeed, zero 2, qwen3.5": replace(DEEPSPEED, model=QWEN3_5, **zero(2, 8)),
+    "deepspeed, zero 2, lora, lfm2": replace(
+        DEEPSPEED, model=LFM2, **zero(2, 8), **LORA | {"lora_targets": LFM2.all_linear}
+    ),
     "transformers, lora": replace(TRANSFORMERS, **LORA),
     "transformers, lora, checkpointing": replace(TRANSFORMERS, **LORA, **AC),
     "deepspeed, zero 1": replace(DEEPSPEED, **zero(1, 8)),
