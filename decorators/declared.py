@@ -68,7 +68,7 @@ class DeclaredPlan:
                 print(problem, file=sys.stderr)
             cluster = find_cluster(backend, goal_options.gpu) if device != "cpu" else None
             goals = dataclasses.replace(
-                command.goals_from(goal_options), cluster=cluster.open if cluster is not None else None
+                command.goals_from(goal_options), cluster=cluster.usable if cluster is not None else None
             )
             target = dataclasses.replace(
                 command.target_from(goal_options),

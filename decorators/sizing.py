@@ -260,7 +260,7 @@ def _chosen(needs: Needs, gpu: str | None, step: StepView, options: Options, *, 
         return choose_machine(needs, target, Goals())
     with planning_for(build_destination(step, options)):
         cluster = find_cluster(step.backend(), gpu)
-    return choose_machine(needs, target, Goals(cluster=cluster.open if cluster is not None else None))
+    return choose_machine(needs, target, Goals(cluster=cluster.usable if cluster is not None else None))
 
 
 def _price(request: Request) -> tuple[bool, float, int]:

@@ -43,7 +43,7 @@ class Retrying:
     def prepare(self, run_id: str, attempt: int) -> dict[str, str]:
         """Change the step's request if the failed attempt requires it; return the next one's variables."""
         launch = Disruptions(storage=datastore(), run=run_id).launch(self.step.name, attempt)
-        replanning = Replanning(storage=datastore(), prefix=plans_key(run_id)).after(launch - 1)
+        replanning = Replanning(storage=datastore(), prefix=plans_key(run_id)).plans_after(launch - 1)
         following = next(replanning, None)
         if following is None or not following.needs_other_machine:
             return {}

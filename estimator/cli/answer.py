@@ -40,7 +40,7 @@ class Site:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Answer:
+class ConfigurationEstimate:
     """Estimate of one configuration: memory in bytes, speed, price in USD. None: unknown."""
 
     setup: Setup
@@ -147,7 +147,7 @@ def catalogue(file: Path | None) -> Iterator[None]:
         yield
 
 
-def estimate_configuration(options: SetupOptions, place: PlaceOptions) -> Answer:
+def estimate_configuration(options: SetupOptions, place: PlaceOptions) -> ConfigurationEstimate:
     """Estimate the configuration described by command-line options.
 
     Raises UserError for unknown and for contradictory values.
@@ -164,13 +164,13 @@ def estimate_configuration(options: SetupOptions, place: PlaceOptions) -> Answer
     )
     for method in methods:  # the first that fits, otherwise the last
         setup = setup_from(dataclasses.replace(options, method=method), model, gpus, gpu)
-        answer = estimate_setup(setup, site_of(place, setup, instance))
-        if answer.memory.fits is not False:
+        result = estimate_setup(setup, site_of(place, setup, instance))
+        if result.memory.fits is not False:
             break
-    return answer
+    return result
 
 
-def estimate_setup(setup: Setup, site: Site) -> Answer:
+def estimate_setup(setup: Setup, site: Site) -> ConfigurationEstimate:
     """Estimate memory, disk, speed and price of one training step on given hardware."""
     gpu, machine = site.gpu, site.instance
     capacity = gpu.usable_bytes if gpu and setup.device == "cuda" else None
@@ -185,7 +185,7 @@ def estimate_setup(setup: Setup, site: Site) -> Answer:
     shared = memory.shared_memory_bytes(setup)
     if machine is not None and machine.ram_bytes is not None:
         shared = min(shared, machine.ram_bytes // 4)
-    return Answer(
+    return ConfigurationEstimate(
         setup=setup,
         site=site,
         memory=calibration.apply(estimate, correction) if correction else estimate,

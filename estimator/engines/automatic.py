@@ -1,4 +1,4 @@
-"""Packing, Liger's kernels and torch.compile where a job leaves them to the planner."""
+"""Automatic choice of packing, Liger-Kernel and torch.compile, for jobs that do not set them."""
 
 from __future__ import annotations
 

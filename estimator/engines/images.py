@@ -67,7 +67,7 @@ def unsupported(engine: str, job: Job, processes: int) -> str | None:
 
 def _training(engine: str, job: Job, processes: int) -> str | None:
     model = job.model
-    if job.uses_zero(engine):
+    if job.has_zero_options(engine):
         return "ZeRO needs engine deepspeed"
     if job.packing:
         return "packing: images are not packed"
@@ -85,7 +85,7 @@ def _training(engine: str, job: Job, processes: int) -> str | None:
     if job.lora_experts:
         return f"lora.experts: {model.name} has no experts"
     if job.optimizer_in_backward:
-        return f"optimizer.in_backward: {ENGINE} steps after the backward pass"
+        return f"optimizer.in_backward: {ENGINE} applies the optimizer after the backward pass"
     if job.method == "lora" and set(job.lora_targets) not in (set(ADAPTED), set(PROJECTIONS)):
         return f"lora.targets: {model.name} supports adapters on {', '.join(ADAPTED)} of all attention layers"
     return _optimizer(job, processes)

@@ -128,6 +128,7 @@ def _low_rank(setup: Setup, model: Any) -> Any:
         r=setup.lora_rank,
         lora_alpha=2 * setup.lora_rank,
         target_modules=targets,
+        exclude_modules=r".*\.indexer\..*" if setup.model.compressed_attention else None,
         use_dora=setup.method == "dora",
         task_type="CAUSAL_LM",
     )

@@ -16,7 +16,8 @@ ModelArgument = Annotated[
     str | None,
     typer.Argument(
         metavar="[RUN|FOLDER|NAME]",
-        help="Run id, folder of a model or adapter, or model name. [default: the newest run]",
+        help="Run id or its last digits, folder of a model or adapter, or model name. "
+        "[default: the newest run]",
     ),
 ]
 

@@ -79,7 +79,7 @@ def stage(settings: Settings, model: ModelRef) -> tuple[ModelRef, dict[str, str]
         datasets: dict[str, str] = {}
         for dataset in (*mixture.names(settings), settings.evaluation.dataset):
             if dataset is not None and sources.kind_of(dataset) == "path":
-                datasets[dataset] = _stage_dataset(store, sources.local(dataset), settings)
+                datasets[dataset] = _stage_dataset(store, sources.local_path(dataset), settings)
         if model.kind == "folder":
             location = stage_folder(
                 store,

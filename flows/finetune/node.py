@@ -257,8 +257,8 @@ def _this_attempt(store: MetaflowStorage, *, node: int, number: int) -> Attempt:
         logs=f"logs/{run}/attempt-{number}/node-{node}",
         profile=f"profile/{run}/attempt-{number}/node-{node}",
         plans=plans.prefix,
-        granted=current_plan(),
+        requested_plan=current_plan(),
         # Steps of a deployed flow have fixed sizes
         other_machines=not run.startswith(DEPLOYED),
-        killed=plans.kill_of(current.step_name, number - 1) if number else None,
+        killed=plans.killed_container(current.step_name, number - 1) if number else None,
     )

@@ -15,13 +15,13 @@ from decorators._metaflow import Backend, command, compiles_only, main, resumed_
 from decorators.backends import cluster_name, destination
 from estimator import hardware, logs
 from estimator.calibration import Calibration
-from estimator.errors import MISTAKE, UserError
+from estimator.errors import USER_ERROR_STATUS, UserError
 from estimator.hardware import local_machine
 from estimator.job import Job, Target
 from estimator.plan import Plan
 from estimator.planning import obstacles, planner
 from estimator.planning.goals import ATTEMPTS, Goals
-from estimator.planning.places import WAITS
+from estimator.planning.places import WAIT_PREFIX
 from estimator.planning.planner import CannotFit
 from estimator.planning.report import render
 from estimator.planning.summary import MORE, render_cannot_fit, render_summary
@@ -113,7 +113,7 @@ def run_flow(flow: type[Any]) -> None:
     except UserError as error:
         logs.show_traceback(error)
         print(error, file=sys.stderr)
-        raise SystemExit(MISTAKE) from None
+        raise SystemExit(USER_ERROR_STATUS) from None
     with recorded_launch():
         main(flow, command_line)
 
@@ -266,7 +266,7 @@ def _plan_for_place(
         if resources.device == "cpu"
         else destination.find_cluster(backend, resources.gpu, skipped=skipped)
     )
-    goals = Goals(cluster=cluster.open if cluster is not None else None)
+    goals = Goals(cluster=cluster.usable if cluster is not None else None)
     if resources.spot and backend != "local":
         goals = _on_spot(goals, backend, resources)
     if cluster is None:
@@ -277,7 +277,7 @@ def _plan_for_place(
         raise obstacles.explain(error, job, target, cluster) from None
     if plan.layout.device == "cpu":
         print(f"No GPUs in {cluster.where}: planned on its CPUs, as with --device cpu.", file=sys.stderr)
-    waits = [line for line in plan.why if line.startswith(WAITS)]
+    waits = [line for line in plan.why if line.startswith(WAIT_PREFIX)]
     for line in waits:
         print(f"{line}; it gives up after {resources.pending_timeout:g} minutes.", file=sys.stderr)
     return plan, goals

@@ -163,7 +163,7 @@ def check(settings: Settings) -> PlannedRejection:
     evaluation = run_config.evaluate_on_test_split(settings).evaluation
     if evaluation.fraction and evaluation.dataset is None and selected > 1:
         held_out = min(max(1, round(evaluation.fraction * selected)), 256, selected - 1)
-    settings = settings.fitted_to(selected - held_out)
+    settings = settings.limit_batch(selected - held_out)
     if selected - held_out < settings.batch_size:
         raise UserError(
             f"global_batch_size {settings.batch_size} is more than the {selected - held_out:,} answers "

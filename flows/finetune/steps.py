@@ -14,6 +14,7 @@ from decorators._metaflow import in_container, shell_path, user_errors
 from decorators.backends import disruptions
 from decorators.gpu_profile import current_plan, current_profile
 from decorators.storage import datastore
+from estimator.formatting import format_count
 from estimator.terminal import print
 from estimator.vocabulary import TASKS
 from flows.commands.flow_commands import command_line, console_script
@@ -131,7 +132,7 @@ class FinetuneRun(FinetuneParameters):
     def _rows(self, work_dir: Path) -> tuple[StoredRows, StoredRows | None]:
         """Return the rows for training, and those of the user's held-out file if there is one."""
         get_bundle(datastore(), self.rows_key, work_dir / "rows")
-        return preparation.stored_data(work_dir / "rows")
+        return preparation.open_stored_rows(work_dir / "rows")
 
     def _train_alone(self) -> None:
         """Train on one node."""
@@ -255,10 +256,8 @@ class FinetuneRun(FinetuneParameters):
         self.node = node
         launch = disruptions.of_run(current.run_id).launch(current.step_name, current.retry_count)
         layout = self.plan.layout
-        print(
-            f"node {node}: starting {layout.processes_per_node} process(es) with {self.plan.engine}",
-            flush=True,
-        )
+        processes = format_count(layout.processes_per_node, "process")
+        print(f"node {node}: starting {processes} with {self.plan.engine}", flush=True)
         with task_folder("train") as work_dir:
             self.outcome = train_on_node(
                 plan=self.plan,

@@ -64,7 +64,7 @@ def score(request: ScoringRequest, on_shard: Callable[[int, Path], None]) -> Non
 def main(path: Path) -> None:
     """Score the missing shards in this process."""
     request = read_request(ScoringRequest, path)
-    prompt_by_index = {prompt.index: prompt for prompt in prompts.read_written(request.prompts)}
+    prompt_by_index = {prompt.index: prompt for prompt in prompts.read_prompts(request.prompts)}
     scorer = _function_scorer(request) if request.function else _model_scorer(request)
     for shard in range(request.shards):
         file = request.shards_dir / rows.shard_name(shard)

@@ -136,7 +136,7 @@ def _sized(node: Node, group: ClusterNodes | None, criteria: _Criteria) -> _Cand
     for name, count in criteria.extended:
         if node.allocatable.get(name, 0.0) < count:
             return f"with {node.allocatable.get(name, 0.0):g} of {count:g} {name}"
-    used_tolerations, taint = criteria.rules.fence(node.taints, gpus=bool(request.gpus_per_node))
+    used_tolerations, taint = criteria.rules.match_taints(node.taints, gpus=bool(request.gpus_per_node))
     if taint:
         return f"{UNTOLERATED} {taint[0]}"
     return _Candidate(node=node, group=group, tolerations=used_tolerations)

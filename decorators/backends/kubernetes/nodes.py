@@ -21,13 +21,13 @@ from estimator.formatting import format_bytes
 from estimator.hardware.catalogue.parts import is_part
 from estimator.hardware.cluster import pods as cluster_pods
 from estimator.hardware.cluster import tables as cluster_tables
-from estimator.hardware.cluster.api import ApiRefusedError, ClusterApi, Json, UnreachableError, found_at
+from estimator.hardware.cluster.api import ApiRefusedError, ClusterApi, Json, UnreachableError, get_or_none
 from estimator.hardware.cluster.machines import group
 from estimator.hardware.cluster.nodes import GPUS, RULE, Node, read_nodes
 from estimator.hardware.cluster.pods import PodRules
 from estimator.hardware.cluster.pools import CAPACITY_TYPE, Growth, could_grow, read_autoscalers, refusal
 from estimator.hardware.cluster.tables import PodResources, SpotLabel
-from estimator.hardware.cluster.taints import Toleration, is_of_table, opening
+from estimator.hardware.cluster.taints import Toleration, is_of_table, toleration_option
 from estimator.plan import Request
 
 DEVICE_PLUGIN = f"kubectl apply -f {tables.release('NVIDIA device plugin').manifest}"
@@ -91,7 +91,7 @@ class Preflight:
 
     def find(self, path: str) -> Json | None:
         """Return the object at a path; None if the cluster has none."""
-        return found_at(self.api.get, path)
+        return get_or_none(self.api.get, path)
 
     def namespaced(self, kind: str, name: str = "", group: str = "") -> str:
         root = f"/apis/{group}" if group else "/api/v1"
@@ -148,8 +148,12 @@ def _cpu_tolerations(preflight: Preflight, nodes: list[Node]) -> tuple[Toleratio
     Empty if a node has none, or if an autoscaler could add one: GPU nodes are then left to GPU steps.
     """
     pods = preflight.pods
-    fences = [pods.fence(node.taints, gpus=True) for node in nodes if node.unavailable is None]
-    free = [node for node in nodes if node.unavailable is None and not pods.fence(node.taints, gpus=False)[1]]
+    fences = [pods.match_taints(node.taints, gpus=True) for node in nodes if node.unavailable is None]
+    free = [
+        node
+        for node in nodes
+        if node.unavailable is None and not pods.match_taints(node.taints, gpus=False)[1]
+    ]
     needed = tuple(
         dict.fromkeys(each for tolerations, closed in fences if not closed for each in tolerations)
     )
@@ -163,7 +167,7 @@ def _cpu_tolerations(preflight: Preflight, nodes: list[Node]) -> tuple[Toleratio
     except (ApiRefusedError, UnreachableError):
         return needed
     pools = any(refusal(pool, anything, pods) is None for pool in scalers.pools)
-    if pools or any(group.now == 0 < group.most for group in scalers.groups):
+    if pools or any(group.nodes == 0 < group.max_nodes for group in scalers.groups):
         return ()
     return needed
 
@@ -234,7 +238,7 @@ def _too_few(preflight: Preflight, fitting: Fit) -> Growth:
         fix = LARGER_NODE
         if request.gpus_per_node:
             taints = fitting.blocking_taints or growth.untolerated_taints
-            fix = opening(taints) if taints else OTHER_GPUS
+            fix = toleration_option(taints) if taints else OTHER_GPUS
         preflight.findings.no("nodes", f"{summary}; {growth.why}", fix)
     return growth
 

@@ -9,7 +9,7 @@ from typing import Any
 from decorators._metaflow import WaitedJob
 from decorators.backends.interface import STARTED, PermanentFailure, WaitState
 from estimator.errors import UserError
-from estimator.hardware.cluster.api import ApiRefusedError, ClusterApi, Json, UnreachableError, found_at
+from estimator.hardware.cluster.api import ApiRefusedError, ClusterApi, Json, UnreachableError, get_or_none
 
 VISIBILITY = "visibility.kueue.x-k8s.io"
 JOBSETS = "/apis/jobset.x-k8s.io/v1alpha2"
@@ -101,7 +101,7 @@ def pods_of(api: ClusterApi, job: WaitedJob) -> list[Json]:
 
 def exists(api: ClusterApi, job: WaitedJob) -> bool:
     """Whether the Job or JobSet still exists. Raises ApiRefusedError, UnreachableError."""
-    return found_at(api.get, _path(job)) is not None
+    return get_or_none(api.get, _path(job)) is not None
 
 
 def _path(job: WaitedJob) -> str:
@@ -182,7 +182,7 @@ def _queued(api: ClusterApi, job: WaitedJob) -> str:
 def _position(api: ClusterApi, namespace: str, queue: str, workload: str) -> str:
     """Return ", position 3 of 7" from Kueue's visibility API; empty if it is off or access is denied."""
     try:
-        group = found_at(api.get, f"/apis/{VISIBILITY}")
+        group = get_or_none(api.get, f"/apis/{VISIBILITY}")
         if group is None:
             return ""
         version = group["preferredVersion"]["groupVersion"]
