@@ -16,8 +16,9 @@ import logging
 import textwrap
 import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from benchmarks.machine import describe
 from estimator import memory, models
@@ -30,7 +31,7 @@ from tests.launchers.engines.loop.families import FAMILIES
 RESULTS = Path(__file__).parent / "results" / "exact_families.json"
 GOALS = {"states": 0.02, "activations": 0.05}
 STATES = ("weights", "adapters", "master weights", "gradients", "optimizer")
-METHODS = ("full", "lora")
+METHODS: tuple[Literal["full", "lora"], ...] = ("full", "lora")
 SIZES = ("small", "published")
 PROCESSES = 8
 SEQ_LEN, SEQUENCES = 256, 4  # short, as the gated delta rule is traced in chunks of 64 tokens
@@ -98,7 +99,7 @@ def published_model(family: str) -> ModelSpec | None:
     return min((spec for spec in specs if spec.family == family), key=lambda s: s.parameters, default=None)
 
 
-def compare(model: ModelSpec, size: str, method: str) -> Comparison:
+def compare(model: ModelSpec, size: str, method: Literal["full", "lora"]) -> Comparison:
     from estimator.exact.trace import trace
 
     setup = Setup(
@@ -113,16 +114,16 @@ def compare(model: ModelSpec, size: str, method: str) -> Comparison:
         micro_batch_size=SEQUENCES,
         lora_targets=model.all_linear,
     )
-    case = {"family": model.family, "model": model.name, "size": size, "method": method}
+    case = Comparison(family=model.family, model=model.name, size=size, method=method)
     if reason := untraceable(setup):
-        return Comparison(**case, refused=reason)
+        return replace(case, refused=reason)
     try:
         traced = trace(setup)
     except UserError as error:
-        return Comparison(**case, refused=error.problem)
+        return replace(case, refused=error.problem)
     states, formula = traced["states"], memory.states(setup)
-    return Comparison(
-        **case,
+    return replace(
+        case,
         states=_total(formula) / _total(states) - 1,
         activations=memory.saved_bytes(setup) / traced["moments"]["loss"]["activations"] - 1,
         seconds=round(traced["seconds"], 1),
@@ -176,7 +177,9 @@ def main() -> None:
     for family in families:
         for size in sizes:
             model = small_model(family) if size == "small" else published_model(family)
-            for method in METHODS if model is not None else ():
+            if model is None:
+                continue
+            for method in METHODS:
                 row = rows[family, size, method] = compare(model, size, method)
                 print(family, size, method, row.refused or _cell(row), f"{row.seconds} s", flush=True)
                 ordered = [asdict(rows[key]) for key in sorted(rows)]

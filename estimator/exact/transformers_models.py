@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from estimator.errors import UserError
 from estimator.exact import hf_configuration
 from estimator.exact.built import BuiltModel, Loss
-from estimator.models.architectures import own_names
+from estimator.models.architectures import names_in_transformers
 from estimator.setup import Setup
 
 # launchers/dataset/batches.py, LOSS_CHUNK: positions whose logits are in fp32 at a time
@@ -117,7 +117,7 @@ def _low_rank(setup: Setup, model: Any) -> Any:
     # launchers/engines/loop/model.py translates generic names; a user's own Trainer script does not
     names = setup.lora_targets
     if setup.runs_loop:
-        names = own_names(setup.model.family, names)
+        names = names_in_transformers(setup.model.family, names)
     targets = [target for target in names if target in linear]
     if not targets:
         raise UserError(
