@@ -30,7 +30,7 @@ class Scale:
     tokens: int  # of a micro batch
     accumulation: int
     steps: int  # optimizer steps of a run
-    warm_up: int  # first steps, which don't count for the speed
+    warm_up: int  # first steps, excluded from the speed
     longest_run_s: float  # a run that lasts longer is ended
 
 
