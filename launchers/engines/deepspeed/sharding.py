@@ -16,7 +16,7 @@ from launchers.engines import _merge
 from launchers.engines.deepspeed import checkpoint, config
 from launchers.engines.loop import export, generators, head, liger, model, optimizer, quantized
 from launchers.engines.loop.compiled import compile_blocks
-from launchers.engines.loop.families import blocks, expert_blocks
+from launchers.engines.loop.families import expert_blocks
 from launchers.gang.job import TrainJob
 from launchers.gang.rank import RankEnv
 
@@ -157,8 +157,6 @@ def _load(job: TrainJob, values: dict[str, Any], device: torch.device) -> Any:
     network = model.made_trainable(network, job)
     if job.settings.compile:
         compile_blocks(network)
-        if config.zero_stage(job) == 3:
-            _gather_blocks_whole(network)
     return network
 
 
@@ -212,14 +210,6 @@ def _fetch_expert_blocks_whole(network: Any) -> None:
 
     if blocks := expert_blocks(network):
         set_z3_leaf_modules(network, list(blocks))
-
-
-def _gather_blocks_whole(network: Any) -> None:
-    """Let ZeRO-3 gather each block as one module, so that no hook runs inside of a compiled block."""
-    from deepspeed.utils import set_z3_leaf_module
-
-    for block in blocks(network):
-        set_z3_leaf_module(block, True)
 
 
 def _local_norm(engine: Any) -> torch.Tensor | None:

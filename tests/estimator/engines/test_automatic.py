@@ -29,7 +29,8 @@ def on(job: Job, device: Any = "cuda", precision: Any = "bf16") -> set[str]:
     ("fields", "expected"),
     [
         ({}, {"packing", "liger", "compile"}),
-        ({"engine": "deepspeed"}, {"packing", "liger", "compile"}),
+        ({"engine": "deepspeed"}, {"packing", "liger"}),
+        ({"engine": "deepspeed", "zero_stage": 2}, {"packing", "liger", "compile"}),
         ({"engine": "torchtune"}, {"packing", "compile"}),
         ({"method": "qlora"}, {"packing", "liger", "compile"}),
         ({"model": find("gemma-2-9b")}, set()),

@@ -48,7 +48,7 @@ def test_the_engine_left_open_is_the_first_that_can_train_the_model_that_way() -
         ("llama-8b", {"method": "adapter-v2"}, "deepspeed"),
         ("llama-8b", {"method": "lora", "rslora": True}, "deepspeed"),
         ("llama-8b", {"fp8": "tensorwise"}, "fsdp2"),
-        ("qwen3-8b", {"compile": True}, "deepspeed"),
+        ("qwen3-8b", {"compile": True}, "fsdp2"),
         ("llama-8b", {"recompute": "selective"}, "deepspeed"),
         ("llama-8b", {"recompute_every": 2}, "deepspeed"),
         ("llama-8b", {"rslora": True}, "torchtune"),  # no adapters, nothing to scale
