@@ -51,6 +51,12 @@ PROVEN = (
         families=("llama", "mistral", "qwen2", "qwen3"),
         test="launchers/engines/fsdp2/test_kernels.py",
     ),
+    Proven(
+        choice="compile",
+        engine="deepspeed",
+        families=("llama",),
+        test="launchers/engines/deepspeed/test_compiled.py",
+    ),
 )
 
 

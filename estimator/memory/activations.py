@@ -124,6 +124,7 @@ def _recurrence(setup: Setup, size: int) -> float:
     if model.recurrence == "short-conv":  # both gates and their products, the convolution and its result
         saved = 6.0 * size * model.hidden
     else:
+        per_head: float
         per_value, per_repeated_key, per_key, per_head = RECURRENT_BYTES[model.recurrence]
         if model.recurrence == "mamba2":
             per_head *= MAMBA2_CHUNKS.get(model.family, 128) / 128

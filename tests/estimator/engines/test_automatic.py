@@ -30,6 +30,7 @@ def on(job: Job, device: Any = "cuda", precision: Any = "bf16") -> set[str]:
     [
         ({}, {"packing", "liger", "compile"}),
         ({"engine": "deepspeed"}, {"packing", "liger"}),
+        ({"engine": "deepspeed", "zero_stage": 2}, {"packing", "liger", "compile"}),
         ({"engine": "torchtune"}, {"packing", "compile"}),
         ({"method": "qlora"}, {"packing", "liger", "compile"}),
         ({"model": find("gemma-2-9b")}, set()),
