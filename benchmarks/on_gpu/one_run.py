@@ -160,7 +160,16 @@ def _prepare(order: Order) -> TrainJob:
 
 def _key(settings: Settings) -> str:
     """Return a key of all settings that prepared rows depend on."""
-    names = ("model", "dataset", "seq_len", "packing", "longest_first", "global_batch_size", "max_steps")
+    names = (
+        "model",
+        "dataset",
+        "task",
+        "seq_len",
+        "packing",
+        "longest_first",
+        "global_batch_size",
+        "max_steps",
+    )
     values = [getattr(settings, name) for name in names]
     return hashlib.sha256(json.dumps(values).encode()).hexdigest()[:16]
 

@@ -27,7 +27,7 @@ from estimator.hardware.cluster.nodes import GPUS, RULE, Node, read_nodes
 from estimator.hardware.cluster.pods import PodRules
 from estimator.hardware.cluster.pools import CAPACITY_TYPE, Growth, could_grow, read_autoscalers, refusal
 from estimator.hardware.cluster.tables import PodResources, SpotLabel
-from estimator.hardware.cluster.taints import Toleration, is_of_table, toleration_option
+from estimator.hardware.cluster.taints import Toleration, is_gpu_toleration, toleration_option
 from estimator.plan import Request
 
 DEVICE_PLUGIN = f"kubectl apply -f {tables.release('NVIDIA device plugin').manifest}"
@@ -57,7 +57,7 @@ class PodSettings(PodRules):
         tolerate_gpu_taints = "tolerations" not in destination.user_values
         tolerations = tuple(Toleration.of(item) for item in values.get("tolerations") or ())
         if gpus and tolerate_gpu_taints:  # some tolerations of the table may have been set by this package
-            tolerations = tuple(item for item in tolerations if not is_of_table(item))
+            tolerations = tuple(item for item in tolerations if not is_gpu_toleration(item))
         extended = (
             values.get("extended_resources") if "extended_resources" in destination.user_values else None
         )
