@@ -117,18 +117,18 @@ class Bench:
     def run(self, case: Case) -> None:
         home, origin, expected = self._prepared(case.nodes, case.engine)
         flow = self._started(Flow(home, "resume", "--origin-run-id", origin, nodes=case.nodes))
-        struck = []
+        killed = []
         for fault in case.faults:
-            struck.append((fault, flow.kill(fault.who, fault.moment, fault.rank)))
+            killed.append((fault, flow.kill(fault.who, fault.moment, fault.rank)))
             if fault.who == "scheduler":
                 resume_options = ("resume", "--origin-run-id", flow.run_id)
                 flow = self._started(Flow(home, *resume_options, nodes=case.nodes))
         self._stop_after_training(flow, case.engine)
         equal = flow.losses() == expected
-        went_on = flow.went_on_from()
+        resumed_from = flow.went_on_from()
         if case.faults[0].who != "scheduler":
-            went_on = went_on[1:]
-        for (fault, ended), step in zip(struck, went_on, strict=True):
+            resumed_from = resumed_from[1:]
+        for (fault, ended), step in zip(killed, resumed_from, strict=True):
             words = CAUSES.get(fault.who)
             self._add(
                 Row(
