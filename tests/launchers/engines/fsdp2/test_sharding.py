@@ -150,3 +150,14 @@ def test_expert_adapters_train_equally_resume_bit_by_bit_and_are_exported_withou
     start = families.loss(base.eval())
     adapted = PeftModel.from_pretrained(base, str(tmp_path / "out" / "adapter")).eval()
     assert families.loss(adapted) < start - 0.3
+
+
+def test_weights_that_transformers_keeps_in_fp32_train_equally_on_one_process_and_on_two(
+    tmp_path: Path, data: Path
+) -> None:
+    families.network("deepseek_v4").save_pretrained(tmp_path / "model")
+    options: dict[str, Any] = {"precision": "bf16-mixed", "settings": {"method": "lora"}}
+    two = runs.run(fsdp(tmp_path / "two", tmp_path / "model", data, **options))
+    alone = {"world": 1, "micro": 4, "sharding": "none"} | options
+    one = runs.run(fsdp(tmp_path / "one", tmp_path / "model", data, **alone))
+    assert runs.losses(two) == pytest.approx(runs.losses(one), rel=1e-2)
