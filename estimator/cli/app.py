@@ -108,6 +108,9 @@ class Commands(TyperGroup):
         except UserError as error:
             logs.show_traceback(error)
             _fail(str(error), USER_ERROR_STATUS)
+        except typer.BadParameter as error:  # also a missing option
+            command = error.ctx.command_path if error.ctx else "finetune"
+            _fail(f"{error.format_message()}\nRun {command} --help for the options.", USER_ERROR_STATUS)
         except KeyboardInterrupt:
             raise SystemExit(INTERRUPTED) from None
         except BrokenPipeError:

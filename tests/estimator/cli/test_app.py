@@ -106,6 +106,15 @@ def test_a_user_error_prints_two_lines_and_exits_with_2(failing: list[BaseExcept
     assert done.stdout == ""
 
 
+def test_a_missing_or_invalid_option_prints_two_lines() -> None:
+    missing, invalid = run("plan"), run("gpus", "--min-vram", "abc")
+    for done, option, command in ((missing, "'--model'", "plan"), (invalid, "'--min-vram': 'abc'", "gpus")):
+        assert done.exit_code == 2
+        what, remedy = done.stderr.splitlines()
+        assert option in what
+        assert remedy == f"Run finetune {command} --help for the options."
+
+
 def test_a_job_that_does_not_fit_exits_with_1_and_suggests_a_command_that_fits(
     failing: list[BaseException],
 ) -> None:
