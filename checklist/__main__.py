@@ -41,8 +41,9 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 def _command(function: Callable[[CommandOptions, set[str]], None]) -> Callable[..., None]:
-    """Convert the function to a command with a flag per option; pass it the options and the names of the
-    given ones.
+    """Convert a function to a command with a flag per option.
+
+    The function receives the options, and the names of those that the user set.
     """
 
     def command(**values: Any) -> None:

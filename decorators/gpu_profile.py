@@ -222,7 +222,7 @@ def _store_measurements(profile: Profile) -> None:
         return
     from decorators.profile import calibration
 
-    problem = calibration.keep(
+    problem = calibration.store(
         plan, profile.measured(), run=current.pathspec, in_container=_metaflow.in_container()
     )
     if problem:

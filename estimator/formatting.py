@@ -64,3 +64,8 @@ def format_count(count: int, noun: str) -> str:
 def format_list(names: Sequence[str]) -> str:
     """Join names into a phrase: "full, lora and qlora"."""
     return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names)
+
+
+def format_parameters(count: float) -> str:
+    """Format a number of parameters, such as "5.2 M parameters" or "8.03 B parameters"."""
+    return f"{count / 1e9:.2f} B parameters" if count >= 1e8 else f"{count / 1e6:.1f} M parameters"

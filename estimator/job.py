@@ -249,11 +249,11 @@ class Job:
 
     @property
     def low_rank(self) -> bool:
-        """Whether the adapters are LoRA's kind of matrices."""
+        """Whether adapters are low-rank matrices (LoRA, DoRA), or may be with method "auto"."""
         return self.method == "auto" or METHODS[self.method].low_rank
 
     def has_zero_options(self, engine: str) -> bool:
-        """Whether the job has options of ZeRO with this engine: offload is one except with FSDP engines."""
+        """Whether ZeRO options are set: a stage, or offload with an engine that does not use FSDP."""
         takes_fsdp = engine != "auto" and ENGINES[engine].sharding_options == "fsdp"
         return self.zero_stage is not None or (self.offload != "none" and not takes_fsdp)
 

@@ -424,7 +424,7 @@ class Plan:
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
-        """Read :meth:`to_json`'s text; raises ValueError on another schema version or a wrong shape."""
+        """Parse the output of :meth:`to_json`; raises ValueError for another schema or a wrong field."""
         from pydantic import ValidationError
 
         try:

@@ -327,7 +327,6 @@ class EngineSpec:
     runs_loop: bool = False  # its folder is a sharding of launchers/engines/loop, over transformers models
     optimizer_in_backward: bool = False  # applies the optimizer during the backward pass
     fp8: bool = False  # has float8 matrix products here
-    compile: bool = False  # torch.compile works on its blocks
     traced_with: Literal["", "torchtune", "transformers"] = ""  # package whose modules exact mode builds
     traced_losses: tuple[LossKind, ...] = ()
     defaults: EngineDefaults | None = None  # None: `finetune estimate` does not have it
@@ -350,7 +349,6 @@ ENGINES: Mapping[str, EngineSpec] = {
         optimizers=("adamw", "sgd", "adamw8bit", "paged-adamw", "paged-adamw8bit"),
         shardings=("none", "fsdp"),
         optimizer_in_backward=True,
-        compile=True,
         traced_with="torchtune",
         traced_losses=("plain", "chunked"),
         defaults=EngineDefaults(
@@ -394,7 +392,6 @@ ENGINES: Mapping[str, EngineSpec] = {
         offload="all",
         runs_loop=True,
         fp8=True,
-        compile=True,
         defaults=EngineDefaults(sharding="fsdp", quantization="nf4-double", source="launchers/engines/fsdp2"),
     ),
     "trl": EngineSpec(

@@ -221,7 +221,8 @@ def in_step(name: str, text: str) -> bool:
 
 def test_the_readme_has_its_two_commands_and_ci_runs_the_second() -> None:
     readme = [line for location, line in shell_lines() if location.startswith("README")]
-    assert readme[:2] == [RUN_COMMAND, TEST_COMMAND]
+    assert readme[0] == RUN_COMMAND
+    assert TEST_COMMAND in readme
     assert TEST_COMMAND in (ROOT / ".ci" / "run").read_text()
 
 
@@ -386,7 +387,7 @@ def test_plan_only_imports_no_training_package(tmp_path: Path) -> None:
 
 
 def test_the_support_table_matches_the_engines() -> None:
-    text = (ROOT / "docs" / "methods.md").read_text().partition("## What was seen")[0]
+    text = (ROOT / "docs" / "methods.md").read_text().partition("## LoRA and DoRA")[0]
     columns_seen: list[str] = []
     for line in re.findall(r"^\| `.*\| (?:yes|no).*\|$", text, re.MULTILINE):
         patterns, *cells = [cell.strip() for cell in line.strip("|").split("|")]

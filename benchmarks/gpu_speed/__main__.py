@@ -24,9 +24,12 @@ from pathlib import Path
 from benchmarks.gpu_speed import cases, page
 from benchmarks.gpu_speed.cases import Run
 from benchmarks.gpu_speed.session import Results, Session
+from benchmarks.gpu_speed.suites import H100, SUITES, Suite, suite_of
 from benchmarks.machine import describe
 from benchmarks.on_gpu.session import Clock
 from estimator.errors import UserError
+from estimator.hardware.local_machine import detect
+from estimator.job import Target
 from launchers.base import workdir
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -59,6 +62,7 @@ def _options() -> argparse.Namespace:
         formatter_class=argparse.RawTextHelpFormatter,
     )
     parser.add_argument("--minutes", type=float, default=8.0, help="time limit of the whole (default: 8)")
+    parser.add_argument("--suite", choices=SUITES, default="speed", help="runs to measure (default: speed)")
     parser.add_argument("--only", help="words of a run's name: 'llama-3.1-8b lora fsdp2'")
     parser.add_argument("--dry-run", action="store_true", help="print the runs, on any machine")
     parser.add_argument("--tiny", action="store_true", help="rehearse every run with tiny-llama on the CPU")
@@ -69,14 +73,20 @@ def _options() -> argparse.Namespace:
 
 def run(options: argparse.Namespace) -> int:
     """Measure and write; returns the exit status."""
-    scale = cases.TINY if options.tiny else cases.ON_GPU
-    runs = cases.in_order(scale)
     machine = describe()
+    target = Target(machine=detect(), nodes=1, gpus=1) if machine["gpus"] and not options.tiny else H100
+    suite = suite_of(options.suite, is_tiny=options.tiny, target=target)
+    runs = suite.runs
     card = "CPU" if options.tiny else (machine["gpus"] or [""])[0]
-    path = options.out / f"{NAME}{'_tiny' if options.tiny else ''}.json"
+    parts = [
+        NAME,
+        *([options.suite] if options.suite != "speed" else []),
+        *(["tiny"] if options.tiny else []),
+    ]
+    path = options.out / f"{'_'.join(parts)}.json"
     results = Results.load(path, card)
     if options.dry_run:
-        return _dry_run(cases.chosen(runs, options.only), results, scale, options)
+        return _dry_run(cases.chosen(runs, options.only), results, suite, options)
     if not card:
         raise UserError(
             "No NVIDIA GPU is found by its driver (NVML).",
@@ -86,7 +96,10 @@ def run(options: argparse.Namespace) -> int:
     os.environ["CUDA_VISIBLE_DEVICES"] = "" if options.tiny else os.environ.get("CUDA_VISIBLE_DEVICES", "0")
     options.out.mkdir(parents=True, exist_ok=True)
     heading = page.Heading(
-        command="python -m benchmarks.gpu_speed" + (" --tiny" if options.tiny else ""),
+        title=suite.title,
+        command="python -m benchmarks.gpu_speed"
+        + (f" --suite {options.suite}" if options.suite != "speed" else "")
+        + (" --tiny" if options.tiny else ""),
         day=date.today().isoformat(),
         processor=machine["processor"],
         versions=_versions(),
@@ -98,7 +111,7 @@ def run(options: argparse.Namespace) -> int:
 
     with workdir.work_folder(NAME, "session", "0") as folder:
         session = Session(
-            scale=scale,
+            suite=suite,
             folder=folder,
             clock=Clock(options.minutes),
             results=results,
@@ -123,11 +136,12 @@ def _versions() -> dict[str, str]:
     return versions
 
 
-def _dry_run(runs: Sequence[Run], results: Results, scale: cases.Scale, options: argparse.Namespace) -> int:
+def _dry_run(runs: Sequence[Run], results: Results, suite: Suite, options: argparse.Namespace) -> int:
     """Print what a call would do."""
     missing = [name for name in PACKAGES if name not in _versions()]
-    tokens = scale.tokens * scale.accumulation
-    print(f"{len(runs)} runs of {scale.steps} steps of {tokens:,} tokens, in this order")
+    scale = suite.scale
+    tokens = "one sequence" if scale.one_sequence else f"{scale.tokens * scale.accumulation:,} tokens"
+    print(f"{len(runs)} runs of {scale.steps} steps of {tokens}, in this order")
     print(f"until {options.minutes:g} minutes are over; results: {options.out}")
     print(f"not installed, left out: {', '.join(missing) or 'nothing'}")
     for run in runs:

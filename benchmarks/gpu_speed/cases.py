@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from estimator.errors import UserError
-from estimator.vocabulary import ENGINES, METHODS, Device, LaunchedMethod
+from estimator.vocabulary import ENGINES, METHODS, Device, LaunchedMethod, Task
 from launchers.settings import Settings, build
 
 Method = Literal["lora", "full", "qlora"]
 FLOAT8 = "fsdp2 fp8"  # with fp8: rowwise, for methods without a quantized base
+EAGER = "fsdp2 eager"  # without torch.compile
 OURS = ("fsdp2", FLOAT8, "torchtune", "deepspeed")
 TRANSFORMERS, TRL, TUNE = "transformers Trainer", "TRL SFTTrainer", "torchtune CLI"
 PEERS = (TRANSFORMERS, TRL, TUNE)
@@ -30,8 +31,13 @@ class Scale:
     tokens: int  # of a micro batch
     accumulation: int
     steps: int  # optimizer steps of a run
-    warm_up: int  # first steps, which don't count for the speed
+    warm_up: int  # first steps, excluded from the speed
     longest_run_s: float  # a run that lasts longer is ended
+    one_sequence: bool = False  # micro batches of one sequence of any length, with activation checkpointing
+
+    def micro_batch_size(self, seq_len: int) -> int:
+        """Return the sequences of a micro batch."""
+        return 1 if self.one_sequence else self.tokens // seq_len
 
 
 ON_GPU = Scale(
@@ -63,11 +69,13 @@ class Case:
     model: str
     method: LaunchedMethod
     seq_len: int
+    task: Task = "pretrain"
 
     @property
     def name(self) -> str:
         """Name in tables and for ``--only``."""
-        return f"{self.model} {self.method} {self.seq_len}"
+        task = "" if self.task == "pretrain" else f" {self.task}"
+        return f"{self.model} {self.method} {self.seq_len}{task}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,7 +124,8 @@ def chosen(runs: Iterable[Run], only: str | None) -> list[Run]:
 
 def settings_of(run: Run, scale: Scale, model_dir: Path, dataset: Path, profile: str | None) -> Settings:
     """Build a user's settings for a run of this package: packed rows and, on a GPU, its faster kernels."""
-    micro = scale.tokens // run.case.seq_len
+    micro = scale.micro_batch_size(run.case.seq_len)
+    packed = run.case.task == "pretrain"
     engine = run.engine.split()[0]
     values: dict[str, Any] = {
         "model": str(model_dir),
@@ -124,9 +133,9 @@ def settings_of(run: Run, scale: Scale, model_dir: Path, dataset: Path, profile:
         "engine": engine,
         "fp8": "rowwise" if run.engine == FLOAT8 else "none",
         "dataset": str(dataset),
-        "task": "pretrain",
+        "task": run.case.task,
         "seq_len": run.case.seq_len,
-        "packing": True,
+        "packing": packed,
         "max_steps": scale.steps,
         "global_batch_size": micro * scale.accumulation,
         "micro_batch_size": micro,
@@ -135,9 +144,14 @@ def settings_of(run: Run, scale: Scale, model_dir: Path, dataset: Path, profile:
         "resources": {"device": scale.device, "nodes": 1, "gpus": 1},
         "profile": {"steps": profile},
     }
+    if scale.one_sequence:
+        values["activation_checkpointing"] = True
+    if run.case.task == "grpo":
+        values["rl"] = {"reward": "benchmarks.gpu_speed.rewards:length", "group_size": micro}
     if scale.device == "cuda":
-        values["compile"] = ENGINES[engine].compile
+        values["compile"] = packed and run.engine != EAGER
         values["liger"] = ENGINES[engine].runs_loop and find_spec("liger_kernel") is not None
+        values["liger"] &= run.case.task != "reward"
         if run.case.method == "full" and engine == "fsdp2":
             values["precision"] = "bf16"  # as all peers train all weights
     return build(values)
@@ -145,4 +159,4 @@ def settings_of(run: Run, scale: Scale, model_dir: Path, dataset: Path, profile:
 
 def rows_needed(run: Run, scale: Scale) -> int:
     """Return the number of documents; their mean length is a third of the longest."""
-    return 4 * scale.steps * scale.accumulation * max(1, scale.tokens // run.case.seq_len)
+    return 4 * scale.steps * scale.accumulation * scale.micro_batch_size(run.case.seq_len)

@@ -15,6 +15,7 @@ from estimator.plan import GIB, Plan
 class Heading:
     """What was measured, when and with what."""
 
+    title: str
     command: str
     day: str
     processor: str
@@ -113,7 +114,7 @@ def render(runs: Sequence[Run], results: Results, heading: Heading) -> str:
     """Write the page in Markdown."""
     versions = ", ".join(f"{name} {number}" for name, number in heading.versions.items())
     lines = [
-        f"# Training speed on {results.card}, beside other trainers",
+        f"# {heading.title} on {results.card}",
         "",
         f"`{heading.command}`, {heading.day}, {heading.processor}, {versions}.",
         "",
@@ -166,6 +167,8 @@ def render(runs: Sequence[Run], results: Results, heading: Heading) -> str:
             "",
             f"{len(rows_of_page) - len(measured)} of {len(rows_of_page)} rows are not measured yet.",
         ]
+    if not any(run.is_peer for run in runs):
+        return "\n".join(lines) + "\n"
     lines += ["", "| Case | Peer | Tokens/s | Settings |", "|---|---|---:|---|"]
     for run in runs:
         outcome = results.outcomes.get(run.name)

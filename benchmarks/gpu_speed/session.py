@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu_speed import cases
-from benchmarks.gpu_speed.cases import Run, Scale
+from benchmarks.gpu_speed.cases import Run
 from benchmarks.gpu_speed.peer import Peer
+from benchmarks.gpu_speed.suites import Suite
 from benchmarks.on_gpu import data
 from benchmarks.on_gpu.one_run import Order, Outcome
 from benchmarks.on_gpu.session import ROOT, Clock, run_apart
@@ -21,14 +22,14 @@ from estimator import models
 from launchers.models import tiny_llama
 from launchers.report import trace
 
-FIRST_RUN_S = 40.0  # expected length of a run before one has been seen
+FIRST_RUN_S = 40.0  # assumed duration of the first run
 PROBE_S = 180.0  # limit of the matrix product and of the equality test
-DONE = ("ran", "out of memory")  # what a later call doesn't repeat
+DONE = ("ran", "out of memory")  # outcomes that a later call does not repeat
 
 
 @dataclass(kw_only=True, slots=True)
 class Results:
-    """Everything measured on one card, by earlier calls too."""
+    """All measurements on one card, including those of earlier calls."""
 
     card: str
     limit: dict[str, Any] | None = None  # of limit.py
@@ -37,7 +38,7 @@ class Results:
 
     @classmethod
     def load(cls, path: Path, card: str) -> Results:
-        """Read what earlier calls have measured on the same kind of card; empty where there is nothing."""
+        """Read the results of earlier calls on the same kind of card; empty if there are none."""
         values = json.loads(path.read_text()) if path.is_file() else {}
         if values.get("card") != card:
             return cls(card=card)
@@ -63,7 +64,7 @@ class Session:
         Called after each run, when the results have changed.
     """
 
-    scale: Scale
+    suite: Suite
     folder: Path
     clock: Clock
     results: Results
@@ -76,11 +77,9 @@ class Session:
 
     def measure(self, runs: Sequence[Run]) -> None:
         """Probe the device and measure the runs, as far as the time allows."""
-        device = self.scale.device
-        if self.results.limit is None:
-            self.results.limit = self._probe("limit", device)
-        if self.results.equality is None:
-            self.results.equality = self._probe("equality", device)
+        for probe in self.suite.probes:
+            if getattr(self.results, probe) is None:
+                setattr(self.results, probe, self._probe(probe, self.suite.scale.device))
         self.keep()
         for run in runs:
             if self.results.is_done(run):
@@ -102,7 +101,7 @@ class Session:
 
     def profile(self, run: Run) -> list[str]:
         """Run once with the profiler on the last step but one; lines on the dearest kernels and the gaps."""
-        step = self.scale.steps - 1
+        step = self.suite.scale.steps - 1
         outcome = self.run(run, profile=str(step))
         traces = sorted((self.folder / f"run-{self._runs}").rglob("*.trace.json.gz"))
         if not traces:
@@ -120,25 +119,27 @@ class Session:
     def run(self, run: Run, profile: str | None = None) -> Outcome:
         """Make one run."""
         model_dir = self._model(run.case.model)
-        rows = cases.rows_needed(run, self.scale)
+        scale, task = self.suite.scale, run.case.task
+        rows = cases.rows_needed(run, scale)
         seq_len = run.case.seq_len
-        dataset = data.write(self.folder / f"rows-{rows}-{seq_len}.jsonl", model_dir, rows, seq_len)
+        file = self.folder / f"rows-{rows}-{seq_len}-{task}.jsonl"
+        dataset = data.write(file, model_dir, rows, seq_len, task)
         self._runs += 1
         values = self._peer(run, model_dir, dataset) if run.is_peer else None
         if values is None:
-            settings = cases.settings_of(run, self.scale, model_dir, dataset, profile)
+            settings = cases.settings_of(run, scale, model_dir, dataset, profile)
             values = settings.model_dump(mode="json")
         order = Order(
             settings=values,
-            warm_up=self.scale.warm_up,
+            warm_up=scale.warm_up,
             folder=self.folder / f"run-{self._runs}",
             data=self.folder / "data",
         )
         module = "benchmarks.gpu_speed.peer" if run.is_peer else "benchmarks.on_gpu.one_run"
-        return run_apart(order, min(max(self.clock.left_s, 1.0), self.scale.longest_run_s), module)
+        return run_apart(order, min(max(self.clock.left_s, 1.0), scale.longest_run_s), module)
 
     def _peer(self, run: Run, model_dir: Path, dataset: Path) -> dict[str, Any]:
-        scale, case = self.scale, run.case
+        scale, case = self.suite.scale, run.case
         peer = Peer(
             engine=run.engine,
             model=case.model,
@@ -147,7 +148,7 @@ class Session:
             method=case.method,
             device=scale.device,
             seq_len=case.seq_len,
-            micro_batch_size=scale.tokens // case.seq_len,
+            micro_batch_size=scale.micro_batch_size(case.seq_len),
             accumulation=scale.accumulation,
             steps=scale.steps,
             warm_up=scale.warm_up,
@@ -159,7 +160,7 @@ class Session:
         folder = self.folder / name
         if not folder.exists():
             self.say(f"writing random weights in the shape of {name}")
-        dtype = "bfloat16" if self.scale.device == "cuda" else "float32"
+        dtype = "bfloat16" if self.suite.scale.device == "cuda" else "float32"
         return tiny_llama.make(folder, config=tiny_llama.config_of(models.find(name), dtype))
 
     def _probe(self, name: str, device: str) -> dict[str, Any] | None:

@@ -1,7 +1,7 @@
-"""One run through the launchers: ``python -m benchmarks.on_gpu.one_run ORDER PARENT_PID``.
+"""Run one training through the launchers: ``python -m benchmarks.on_gpu.one_run ORDER PARENT_PID``.
 
-What a user's run does from its settings on (launchers.run.preparation, launchers.gang), up to the end of the
-last step: nothing is saved, as nothing more is measured then. The order and what came of it are JSON files.
+Follows a user's run (launchers.run.preparation, launchers.gang) from its settings to the end of the last
+step, and saves no model. The order and its outcome are JSON files.
 """
 
 from __future__ import annotations
@@ -160,7 +160,16 @@ def _prepare(order: Order) -> TrainJob:
 
 def _key(settings: Settings) -> str:
     """Return a key of all settings that prepared rows depend on."""
-    names = ("model", "dataset", "seq_len", "packing", "longest_first", "global_batch_size", "max_steps")
+    names = (
+        "model",
+        "dataset",
+        "task",
+        "seq_len",
+        "packing",
+        "longest_first",
+        "global_batch_size",
+        "max_steps",
+    )
     values = [getattr(settings, name) for name in names]
     return hashlib.sha256(json.dumps(values).encode()).hexdigest()[:16]
 

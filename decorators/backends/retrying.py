@@ -16,7 +16,7 @@ from decorators.backends.disruptions import Disruptions
 from decorators.backends.interface import MinimumRequest, StepRequest
 from decorators.backends.kubernetes import pod_shape
 from decorators.backends.overrides import apply_user_values
-from decorators.backends.placing import remembered_with
+from decorators.backends.placing import merged_variable
 from decorators.backends.registry import BACKENDS
 from decorators.storage import datastore
 from estimator.errors import UserError
@@ -80,8 +80,8 @@ def place_again(step: StepView, step_request: StepRequest) -> dict[str, str] | N
     step.set_values(step_request.backend, {**_texts(sizes), **values.compute})
     gpus = f"{request.gpus} and " if request.gpus_per_node else ""
     print_line(f"The next attempt requests {gpus}{format_bytes(request.memory_mib * MIB)} per node.")
-    patches = pod_shape.remembered_with(step.name, values.pod_patches)
-    return patches | remembered_with(step, values.environment)
+    patches = pod_shape.merged_variable(step.name, values.pod_patches)
+    return patches | merged_variable(step, values.environment)
 
 
 def _texts(sizes: Mapping[str, Any]) -> dict[str, str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import datetime
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 
 from estimator import calibration, hardware, memory, models, throughput
 from estimator.calibration import Calibration, Correction
-from estimator.cli.options import PlaceOptions, SetupOptions, tokens_of
+from estimator.cli.options import PlaceOptions, SetupOptions, bandwidth_of, tokens_of
 from estimator.cli.steps import setup_from
 from estimator.errors import UserError
 from estimator.hardware.catalogue import Gpu, Instance
@@ -242,25 +241,10 @@ def site_of(place: PlaceOptions, setup: Setup, instance: Instance | None) -> Sit
         instance_given=instance is not None,
         network_gbps=network,
         rdma=rdma,
-        busbw=_bandwidth(place),
+        busbw=bandwidth_of(place.busbw_intra, place.busbw_inter),
         tokens=tokens_of(place.tokens) if place.tokens else None,
         calibration=corrections,
         problems=problems,
-    )
-
-
-def _bandwidth(place: PlaceOptions) -> MeasuredBandwidth | None:
-    measured = {"--busbw-intra": place.busbw_intra, "--busbw-inter": place.busbw_inter}
-    for name, value in measured.items():
-        if value is not None and value <= 0:
-            raise UserError(f"{name} {value:g} must be above 0 GB/s.")
-    if not any(measured.values()):
-        return None
-    return MeasuredBandwidth(
-        intra_node_gbytes_per_s=place.busbw_intra,
-        inter_node_gbytes_per_s=place.busbw_inter,
-        source="from --busbw-intra and --busbw-inter",
-        date=datetime.date.today().isoformat(),
     )
 
 

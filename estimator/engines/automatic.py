@@ -51,16 +51,22 @@ PROVEN = (
         families=("llama", "mistral", "qwen2", "qwen3"),
         test="launchers/engines/fsdp2/test_kernels.py",
     ),
+    Proven(
+        choice="compile",
+        engine="deepspeed",
+        families=("llama",),
+        test="launchers/engines/deepspeed/test_compiled.py",
+    ),
 )
 
 
 FLOAT8 = "fp8 off: its speed was not measured here; --fp8 rowwise computes the blocks' products in float8"
 
 
-def decided(job: Job, device: Device, precision: LaunchedPrecision) -> Job:
-    """Return the job with packing, Liger and compile decided; its engine and method must be decided already.
+def with_choices(job: Job, device: Device, precision: LaunchedPrecision) -> Job:
+    """Return the job with packing, liger and compile set to True or False.
 
-    ``precision``: of its layout.
+    Engine and method must not be "auto". ``precision``: that of the layout.
     """
     return _decide(job, device, precision)[0]
 

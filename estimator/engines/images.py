@@ -16,7 +16,7 @@ ENGINE = next(name for name in LAUNCHED_ENGINES if IMAGE_TASK in ENGINES[name].t
 
 
 def task_for(model: ModelSpec, task: str) -> str:
-    """Return the task: for an image pipeline the image task, unless another one is requested."""
+    """Return the image task for an image pipeline with the default task, otherwise ``task`` unchanged."""
     return IMAGE_TASK if isinstance(model, DiffusionSpec) and task == "sft" else task
 
 
@@ -39,7 +39,7 @@ def trained_model(
 
 
 def length_of(model: ModelSpec, seq_len: int | None) -> int:
-    """Return the sequence length in tokens. Raises UserError for one of an image pipeline."""
+    """Return the sequence length in tokens. Raises UserError if ``seq_len`` is set for an image pipeline."""
     if seq_len is None:
         return default_seq_len(model)
     if isinstance(model, DiffusionSpec):

@@ -12,6 +12,7 @@ from estimator.memory.shape import shape_of
 from estimator.memory.states import compute_size
 from estimator.models import ModelSpec
 from estimator.models.architectures import family_of
+from estimator.models.parameters import recurrent_shapes
 from estimator.setup import Setup
 
 # What torch.compile's partitioner keeps of a block: 8 B for each of h, 2 B for queries, keys, values and the
@@ -27,12 +28,26 @@ FP8_EAGER_BYTES = 3.5
 # each key channel repeated for its value heads, each key channel, each head. Traced (transformers 5.23, torch
 # 2.13, bf16, full training) at widths of 128 to 512, Mamba 2 in chunks of 128 tokens.
 RECURRENT_BYTES = {"gated-delta": (36, 34, 8, 1254), "mamba2": (50.5, 22.4, 8.2, 1480)}
+# Tokens per chunk, if not 128 (transformers 5.23, models/granitemoehybrid/configuration_granitemoehybrid.py)
+MAMBA2_CHUNKS = {"granitemoehybrid": 256}
+# Of Mamba 2's bytes per value channel, those that gradients of its convolution, norm, decay and output
+# projection need. Traced like RECURRENT_BYTES, with LoRA.
+FROZEN_MAMBA2_BYTES = 11
 # Scores that are capped before the softmax, which flash kernels of torch cannot do (Gemma team 2024,
 # arXiv:2408.00118, section 2).
 SOFT_CAPPED = ("gemma2",)
 # transformers computes the scores of these explicitly: with sinks, or as their code has no other way
 # (transformers 5.4, models/*/modeling_*.py: no _supports_sdpa).
 EAGER_ALONE = ("deepseek_v4", "gpt_oss", "gptj", "mpt")
+# Their softmax is in 16 bits, and the slice without the sinks is copied (transformers 5.23,
+# models/gpt_oss/modeling_gpt_oss.py, eager_attention_forward).
+HALF_SOFTMAX = ("gpt_oss",)
+# Dropout of the results of attention and MLP is 0.1 in their published configurations (transformers 5.23,
+# models/seed_oss/configuration_seed_oss.py).
+RESIDUAL_DROPOUT = ("seed_oss",)
+# transformers multiplies every token with every expert, by zero where it is not routed (transformers 5.23,
+# models/llama4/modeling_llama4.py, Llama4TextMoe).
+ALL_EXPERTS = ("llama4_text",)
 
 
 def block_bytes(setup: Setup) -> float:
@@ -84,7 +99,7 @@ def _outside_mlp(setup: Setup) -> float:
         if setup.precision.endswith("autocast"):  # each product casts its input for itself
             saved += 5 * model.hidden * 2 - inputs * model.hidden * size
     saved += attention * _attention(setup, code, size) + _recurrence(setup, size) + _streams(setup, size)
-    if not model.causal:
+    if not model.causal or model.family in RESIDUAL_DROPOUT:
         saved += 2 * model.hidden  # dropout's masks, one byte an element
     return saved
 
@@ -109,7 +124,11 @@ def _recurrence(setup: Setup, size: int) -> float:
     if model.recurrence == "short-conv":  # both gates and their products, the convolution and its result
         saved = 6.0 * size * model.hidden
     else:
+        per_head: float
         per_value, per_repeated_key, per_key, per_head = RECURRENT_BYTES[model.recurrence]
+        if model.recurrence == "mamba2":
+            per_head *= MAMBA2_CHUNKS.get(model.family, 128) / 128
+            per_value -= FROZEN_MAMBA2_BYTES if setup.adapters else 0
         saved = (
             per_value * model.recurrent_heads * model.recurrent_head_dim
             + per_repeated_key * model.recurrent_heads * model.recurrent_state
@@ -177,7 +196,8 @@ def _attention(setup: Setup, code: implementations.Implementation, size: int) ->
     if model.latent_attention:
         # keys and values are put together from the latent; the projection that they come from stays as well
         joined = model.heads * (model.qk_nope_head_dim + model.v_head_dim)
-        latents = 2 * (model.q_lora_rank + model.kv_lora_rank) * (size + 2)
+        latent_bytes = _norm_bytes(setup, trained=not setup.adapters) + (0 if setup.adapters else size)
+        latents = (model.q_lora_rank + model.kv_lora_rank) * latent_bytes
         saved = size * (2 * model.q_dim + model.v_dim + out_dim + joined) + latents
     else:
         expanded = _expands_keys(setup)
@@ -195,7 +215,8 @@ def _attention(setup: Setup, code: implementations.Implementation, size: int) ->
     capped = model.family in SOFT_CAPPED and code.kept_scores
     if setup.attention == "math" or capped or (model.family in EAGER_ALONE and code.kept_scores):
         # the fp32 softmax of the scores and its 16-bit copy for each pair of positions; the cap's tanh
-        saved += model.heads * setup.seq_len * (size + 4 + (size if capped else 0))
+        softmax = size if model.family in HALF_SOFTMAX else 4
+        saved += model.heads * setup.seq_len * (size + softmax + (size if capped else 0))
     return saved / setup.tensor
 
 
@@ -234,7 +255,7 @@ def _mean_mlp(setup: Setup, dense: float) -> float:
     dense_width = (model.dense_ffn or model.ffn) if model.experts else model.mean_ffn
     saved = dense * _mlp(setup, dense_width)
     if model.experts:
-        routed = model.experts_per_token
+        routed = model.experts if model.family in ALL_EXPERTS else model.experts_per_token
         size = compute_size(setup)
         experts = _mlp(setup, routed * model.ffn)
         # each expert's input, if its weights need it, and its result before weighting
@@ -324,10 +345,10 @@ def _adapter_inputs(setup: Setup) -> float:
         result_bytes = 4 * size * out_features if setup.method == "dora" else 0
         if setup.engine == "litgpt" and source == "norm1" and not all_of_qkv:
             result_bytes += size * out_features  # result before concatenation with the others
-        count = _adapted(setup, target)
+        share, count = _block_share(model, target), _adapted(setup, target)
         inputs = count if cast else min(count, 1)  # compressors read what attention saves
-        saved += inputs * input_bytes * in_features
-        saved += count * (result_bytes + (cast or size) * setup.lora_rank)
+        saved += share * inputs * input_bytes * in_features
+        saved += share * count * (result_bytes + (cast or size) * setup.lora_rank)
     return saved / setup.tensor
 
 
@@ -384,11 +405,23 @@ _SOURCE = {
     "gate_proj": "norm2",
     "up_proj": "norm2",
     "down_proj": "product",
+    **dict.fromkeys(("in_proj", "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"), "recurrence input"),
+    "conv_in_proj": "recurrence input",
+    "out_proj": "attention",  # RECURRENT_BYTES and the short convolution's bytes include its input
+    "conv_out_proj": "attention",
 }
 
 
 _IN_MLP = frozenset(("gate_proj", "up_proj", "down_proj"))
 _IN_COMPRESSORS = frozenset(("kv_proj", "gate_proj"))
+
+
+def _block_share(model: ModelSpec, target: str) -> float:
+    """Return the share of blocks that have a linear layer of this name."""
+    if target in _IN_MLP:
+        return model.mlp_blocks / model.layers
+    recurrent = target in recurrent_shapes(model)
+    return (model.recurrent_layers if recurrent else model.attention_layers) / model.layers
 
 
 def _adapted(setup: Setup, target: str) -> float:

@@ -241,7 +241,7 @@ def _moments(
     tokens = setup.tokens
     communication = buffers(setup, part)
     saved, block, boundary = _activations(setup, part, block_per_token)
-    last = int(tokens * head_input_bytes(setup)) if part.last else 0
+    last = _last_saved(setup, part)
     held_gradients = _held_gradients(setup, gradients)
     head = _head_gradient(setup, part)
     late = late_gradient_bytes(setup, part)
@@ -314,6 +314,18 @@ def _moments(
             gradients if streams else 0,
         ),
     ]
+
+
+def saved_bytes(setup: Setup) -> int:
+    """Return the activations that are live when the loss is computed, in the last pipeline stage."""
+    part = part_of(setup, stages(setup)[-1])
+    saved, _, _ = _activations(setup, part, block_bytes(setup))
+    return saved + _last_saved(setup, part) + stale_bytes(setup, part)
+
+
+def _last_saved(setup: Setup, part: Part) -> int:
+    """Return the bytes that the last norm and the output head save."""
+    return int(setup.tokens * head_input_bytes(setup)) if part.last else 0
 
 
 def _unfreed_gradients(setup: Setup, saved: int) -> int:

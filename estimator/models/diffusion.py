@@ -30,7 +30,7 @@ _LATENT_CHANNELS = 4
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DiffusionSpec(ModelSpec):
-    """A pipeline of several networks, of which training changes the UNet.
+    """A pipeline of several networks; the UNet is trained.
 
     ``resolution`` and the fields after ``vae_width`` describe its training.
     """

@@ -143,7 +143,7 @@ def recurrent_extras(m: ModelShape) -> int:
 
 
 def mixer_weights(m: ModelShape) -> int:
-    """Count the weights of the linear layers of all blocks' attention, recurrence, per-layer embeddings."""
+    """Count the weights of linear layers in all blocks except MLPs: attention, recurrence, layer inputs."""
     recurrent = m.recurrent_layers * recurrent_weights(m) if m.recurrent_layers else 0
     attention = sum(count * _weights(shapes) for count, shapes, _ in attention_kinds(m))
     grouped = m.layers * m.q_dim * m.o_lora_rank  # first output projection of compressed attention

@@ -33,7 +33,7 @@ def assemble(
 
     ``reasons`` and ``rejected``: lines for users; ``tokens``: of the complete job, for its hours and price.
     """
-    job = automatic.decided(job, candidate.layout.device, candidate.layout.precision)
+    job = automatic.with_choices(job, candidate.layout.device, candidate.layout.precision)
     setup = setup_of(job, candidate.layout)
     request = for_training(job, target, candidate)
     layout, place = candidate.layout, candidate.place

@@ -192,7 +192,7 @@ class Search:
         accepts_tight: bool = False,
     ) -> None:
         self.requested = job
-        self.job = job = automatic.decided(job, device, precision)
+        self.job = job = automatic.with_choices(job, device, precision)
         self.accepts_tight = accepts_tight
         self.ladders = Ladders(job, precision, device)
         self.evidence = evidence or Evidence()

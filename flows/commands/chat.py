@@ -94,7 +94,7 @@ def chat(
 
 
 def find(name: str | None) -> FinishedModel:
-    """Return the model that the user has named; Metaflow is asked for runs alone."""
+    """Find a finished model by its folder, or through Metaflow by its run or model name."""
     from launchers.inference import finished
 
     if name is not None and Path(name).expanduser().is_dir():

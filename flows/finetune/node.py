@@ -19,7 +19,7 @@ from decorators.backends.cluster_name import cluster_name, current_cluster
 from decorators.backends.kubernetes.pod_shape import PID_FILE
 from decorators.card.state import Setting
 from decorators.gpu_profile import current_plan, current_profile
-from decorators.profile.calibration import keep_trial
+from decorators.profile.calibration import store_trial
 from decorators.profile.measured import Measured
 from decorators.storage import MetaflowStorage, origin_run_ids
 from estimator.models import ModelRef
@@ -127,7 +127,7 @@ def train_on_node(
         trials.append(result)
         profile.trial(result)
         run_name = f"{current.pathspec}/trial-{len(trials)}"
-        if problem := keep_trial(result, run=run_name, in_container=in_container()):
+        if problem := store_trial(result, run=run_name, in_container=in_container()):
             print(problem, file=sys.stderr, flush=True)
 
     joined = False

@@ -107,9 +107,9 @@ def defaults_of_flags() -> dict[str, Any]:
 
 
 def run_flow(flow: type[Any]) -> None:
-    """Run a flow's command line; an option that has another name here is answered with that name."""
+    """Run a flow's command line; for an option that has another name here, the error states that name."""
     try:
-        sys.argv[1:] = _translated(flow, sys.argv[1:])
+        sys.argv[1:] = _translate_options(flow, sys.argv[1:])
     except UserError as error:
         logs.show_traceback(error)
         print(error, file=sys.stderr)
@@ -118,8 +118,8 @@ def run_flow(flow: type[Any]) -> None:
         main(flow, command_line)
 
 
-def _translated(flow: type[Any], args: Sequence[str]) -> list[str]:
-    """The command line with options of settings as the flow takes them; only ``run`` has such options."""
+def _translate_options(flow: type[Any], args: Sequence[str]) -> list[str]:
+    """Translate options of settings to the flow's parameters; only the command ``run`` has such options."""
     options, run_options = split_arguments(args)
     if run_options[:1] != ["run"]:
         return list(args)
@@ -237,9 +237,9 @@ def _choose_plan(
     from flows.cluster_check import gate
 
     bandwidth = checked.bandwidth()
-    if goals is not None and bandwidth is not None and checked.is_of(plan):
+    if goals is not None and bandwidth is not None and checked.covers(plan):
         replanned = planner.plan(job, target, goals, calibration=corrections, bandwidth=bandwidth)
-        if checked.is_of(replanned):  # else it would be another machine's bandwidth
+        if checked.covers(replanned):  # else it would be another machine's bandwidth
             reason = gate.explain_bandwidth(replanned, bandwidth)
             plan = replace(replanned, why=(*replanned.why, reason)) if reason else replanned
     exclusion = gate.exclude_nodes(checked, backend)

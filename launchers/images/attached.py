@@ -1,4 +1,4 @@
-"""Images in chats: the places in a row where they may be, and how they are read and checked.
+"""Images in chats: lookup in the rows of a dataset, reading and checks.
 
 An image is a path relative to the dataset's file, a ``data:`` URL, an http(s) URL, the encoded file, or
 ``{"path": ..., "bytes": ...}`` as ``datasets`` stores it. A row has images in its messages, as parts of

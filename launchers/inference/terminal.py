@@ -1,4 +1,4 @@
-"""A conversation on the terminal: reads messages and commands, prints answers as they are generated."""
+"""Conversation on the terminal: read messages and commands, print answers as they are generated."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from launchers.rejection.answers import Answers, BatchLimit
 from launchers.rejection.shards import make_shards
 from launchers.settings import Settings
 
-FIND_S = 120  # time limit for an interpreter to search a package
+FIND_S = 120  # time limit for an interpreter to find a package
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -76,7 +76,7 @@ def main(path: Path) -> None:
 def _function_scorer(request: ScoringRequest) -> Callable[[Sequence[tuple[Prompt, Answers]]], list[Scores]]:
     function = load_function(str(request.function), request.score)
 
-    def scores(answered: Sequence[tuple[Prompt, Answers]]) -> list[Scores]:
+    def scores(prompts_with_answers: Sequence[tuple[Prompt, Answers]]) -> list[Scores]:
         return [
             Scores(
                 index=prompt.index,
@@ -84,7 +84,7 @@ def _function_scorer(request: ScoringRequest) -> Callable[[Sequence[tuple[Prompt
                     score_by(function, request.score, prompt.shown, answer.text) for answer in item.answers
                 ),
             )
-            for prompt, item in answered
+            for prompt, item in prompts_with_answers
         ]
 
     return scores
@@ -97,15 +97,19 @@ def _model_scorer(request: ScoringRequest) -> Callable[[Sequence[tuple[Prompt, A
     model = load_model(folder, folder, request.device, precision_on(request.device))
     rewards_of = RewardModel(folder, model, request.score).rewards
 
-    def scores(answered: Sequence[tuple[Prompt, Answers]]) -> list[Scores]:
+    def scores(prompts_with_answers: Sequence[tuple[Prompt, Answers]]) -> list[Scores]:
         each_of = iter(
             rewards_of(
-                [prompt.with_answer(answer.text) for prompt, item in answered for answer in item.answers]
+                [
+                    prompt.with_answer(answer.text)
+                    for prompt, item in prompts_with_answers
+                    for answer in item.answers
+                ]
             )
         )
         return [
             Scores(index=prompt.index, scores=tuple(next(each_of) for _ in item.answers))
-            for prompt, item in answered
+            for prompt, item in prompts_with_answers
         ]
 
     return scores

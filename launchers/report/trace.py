@@ -410,7 +410,7 @@ class _Timeline:
 
 
 def _clipped(spans: Iterable[_Span], begin: float, end: float, kind: str | None = None) -> _Timeline:
-    """Build the timeline of spans between ``begin`` and ``end``. ``kind``: of all spans; None: by name."""
+    """Build the timeline of spans, clipped to an interval. ``kind`` applies to all; None: by their names."""
     return _Timeline(
         (max(span.begin, begin), min(span.end, end), kind or _collective(span.name) or OTHER)
         for span in spans

@@ -51,7 +51,7 @@ class Window:
 
     @property
     def steps(self) -> str:
-        """Profiled steps in words, such as "step 3" or "steps 3 to 5"."""
+        """Profiled steps as text, such as "step 3" or "steps 3 to 5"."""
         return f"step {self.first}" if self.first == self.last else f"steps {self.first} to {self.last}"
 
 

@@ -64,7 +64,7 @@ def type_of(name: str) -> str:
 
 
 def _describe_type(kind: Any) -> str:
-    """Describe a type annotation in words."""
+    """Describe a type annotation as text."""
     names = {bool: "true or false", int: "integer", float: "number", str: "text", Any: "any"}
     origin, parts = get_origin(kind), get_args(kind)
     if kind in names:

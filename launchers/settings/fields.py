@@ -148,8 +148,8 @@ class Settings(Section):
     recompute: Recompute = Recompute()
     """Activations that activation checkpointing recomputes."""
     compile: bool | Auto = "auto"
-    """torch.compile the model's blocks (torchtune, fsdp2). auto: on GPUs, where it is tested for the engine
-    and the model family."""
+    """torch.compile the model's blocks (torchtune, deepspeed, fsdp2). auto: on GPUs, where it is tested for
+    the engine and the model family."""
     liger: bool | Auto = "auto"
     """Use Liger-Kernel's kernels for norms, MLPs, rotary embeddings and the loss, which avoids
     materializing the logits (deepspeed, fsdp2, on GPUs; needs the package liger-kernel). With `compile` or

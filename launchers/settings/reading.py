@@ -85,7 +85,11 @@ def parse_yaml(text: str, folder: Path = Path()) -> dict[str, Any]:
     try:
         values = parse_yaml_text(text, _UniqueKeyLoader) or {}
     except yaml.YAMLError as error:
-        raise UserError("The settings file is not YAML: " + " ".join(str(error).split())) from None
+        problem = " ".join(str(error).replace('in "<unicode string>", ', "at ").split())
+        raise UserError(
+            f"The settings file is not YAML: {problem}.",
+            "Write `key: value` lines; nested keys need indentation.",
+        ) from None
     if not isinstance(values, dict):
         raise UserError("The settings file must hold `key: value` lines at its top level.")
     if folder != Path():

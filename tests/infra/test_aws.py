@@ -147,8 +147,8 @@ def test_several_nodes_are_on_demand_in_one_zone_and_one_placement_group(planned
     assert environment["type"] == "MANAGED"
     assert (resources["type"], resources["placement_group"]) == ("EC2", "finetune-a100-multi")
     assert planned['aws_placement_group.gpu["a100-multi"]']["strategy"] == "cluster"
-    (other_environments,) = planned['aws_batch_compute_environment.gpu["a10g-spot"]']["compute_resources"]
-    assert not other_environments["placement_group"]
+    (spot_resources,) = planned['aws_batch_compute_environment.gpu["a10g-spot"]']["compute_resources"]
+    assert not spot_resources["placement_group"]
     assert resources["instance_type"] == ["p4d.24xlarge"]
     assert (resources["min_vcpus"], resources["max_vcpus"]) == (0, 2 * 96)
     (queue,) = planned['aws_batch_job_queue.multi["a100"]']["compute_environment_order"]

@@ -22,7 +22,7 @@ from decorators.backends.overrides import request_for
 from decorators.step_launch import minimum_of, minimum_of_other_step
 from estimator import hardware
 from estimator.hardware.cluster import tables
-from estimator.hardware.cluster.inventory import ClusterState, offered
+from estimator.hardware.cluster.inventory import ClusterState, cluster_capacity
 from estimator.hardware.cluster.nodes import Node
 from estimator.hardware.cluster.pods import PodRules
 from estimator.hardware.cluster.pools import pool_of
@@ -200,7 +200,7 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def plan(line: str, nodes: list[Node]) -> Plan:
         state = ClusterState(context="page", nodes=tuple(nodes))
-        cluster = offered(state, hardware.current(), PodRules())
+        cluster = cluster_capacity(state, hardware.current(), PodRules())
         monkeypatch.setattr(planning.destination, "read_cluster", lambda *_: cluster)
         return planning.plan_from_parameters(parameters_of(line), "kubernetes")
 

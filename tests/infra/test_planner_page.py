@@ -80,6 +80,7 @@ def test_plans_in_the_browser_equal_those_of_the_estimator(page: Tab) -> None:
 
 
 def test_inputs_are_planned_and_stored_in_the_link(page: Tab, address: str) -> None:
+    assert page.look("document.querySelector('#planner-model').checkVisibility()")
     assert "1. " not in page.look("location.hash")
     shown = change(page, "#planner-gpu", "H100 SXM")
     assert "x H100 SXM" in shown

@@ -27,7 +27,7 @@ from estimator.hardware.cluster.nodes import GPUS, RULE, Node, read_nodes
 from estimator.hardware.cluster.pods import PodRules
 from estimator.hardware.cluster.pools import CAPACITY_TYPE, Growth, could_grow, read_autoscalers, refusal
 from estimator.hardware.cluster.tables import PodResources, SpotLabel
-from estimator.hardware.cluster.taints import Toleration, is_of_table, toleration_option
+from estimator.hardware.cluster.taints import Toleration, is_gpu_toleration, toleration_option
 from estimator.plan import Request
 
 DEVICE_PLUGIN = f"kubectl apply -f {tables.release('NVIDIA device plugin').manifest}"
@@ -57,7 +57,7 @@ class PodSettings(PodRules):
         tolerate_gpu_taints = "tolerations" not in destination.user_values
         tolerations = tuple(Toleration.of(item) for item in values.get("tolerations") or ())
         if gpus and tolerate_gpu_taints:  # some tolerations of the table may have been set by this package
-            tolerations = tuple(item for item in tolerations if not is_of_table(item))
+            tolerations = tuple(item for item in tolerations if not is_gpu_toleration(item))
         extended = (
             values.get("extended_resources") if "extended_resources" in destination.user_values else None
         )
@@ -138,14 +138,15 @@ def check_nodes(preflight: Preflight) -> ClusterFacts:
         archs=archs_of(node for node in nodes if node.unavailable is None),
         cpu_tolerations=cpu_tolerations,
         tolerations=tuple(dict.fromkeys((*facts.tolerations, *growth.tolerations))),
-        spot=facts.spot or _mark_of(growth, preflight.request),
+        spot=facts.spot or _spot_label_of_growth(growth, preflight.request),
     )
 
 
 def _cpu_tolerations(preflight: Preflight, nodes: list[Node]) -> tuple[Toleration, ...]:
-    """Return what steps without GPUs must tolerate where every node has a taint of GPU nodes.
+    """Return the tolerations of steps without GPUs on a cluster where every node has a GPU taint.
 
-    Empty if a node has none, or if an autoscaler could add one: GPU nodes are then left to GPU steps.
+    Empty if a node has no GPU taint, or an autoscaler could add such a node: GPU nodes are then left to
+    GPU steps.
     """
     pods = preflight.pods
     fences = [pods.match_taints(node.taints, gpus=True) for node in nodes if node.unavailable is None]
@@ -172,7 +173,7 @@ def _cpu_tolerations(preflight: Preflight, nodes: list[Node]) -> tuple[Toleratio
     return needed
 
 
-def _mark_of(growth: Growth, request: Request) -> SpotLabel | None:
+def _spot_label_of_growth(growth: Growth, request: Request) -> SpotLabel | None:
     """Return the label of spot nodes that will be added; None if unknown."""
     if not request.spot or not growth.possible:
         return None

@@ -99,21 +99,19 @@ def _has_accelerator(node: Node) -> bool:
 
 
 def _merge(members: list[ClusterNodes]) -> ClusterNodes:
-    ephemeral = [
-        group_of_one.ephemeral_bytes for group_of_one in members if group_of_one.ephemeral_bytes is not None
-    ]
-    sizes = [group_of_one.gpu for group_of_one in members]
+    ephemeral = [node.ephemeral_bytes for node in members if node.ephemeral_bytes is not None]
+    sizes = [node.gpu for node in members]
     return replace(
         members[0],
         gpu=min(sizes, key=lambda gpu: gpu.vram_bytes),
         count=len(members),
-        cpu=min(group_of_one.cpu for group_of_one in members),
-        memory_bytes=min(group_of_one.memory_bytes for group_of_one in members),
+        cpu=min(node.cpu for node in members),
+        memory_bytes=min(node.memory_bytes for node in members),
         ephemeral_bytes=min(ephemeral) if len(ephemeral) == len(members) else None,
-        zones=tuple(sorted({zone for group_of_one in members for zone in group_of_one.zones})),
-        names=tuple(name for group_of_one in members for name in group_of_one.names),
-        free=_min_free([group_of_one.free for group_of_one in members]),
-        holders=tuple(sorted({pod for group_of_one in members for pod in group_of_one.holders})),
+        zones=tuple(sorted({zone for node in members for zone in node.zones})),
+        names=tuple(name for node in members for name in node.names),
+        free=_min_free([node.free for node in members]),
+        holders=tuple(sorted({pod for node in members for pod in node.holders})),
     )
 
 

@@ -102,7 +102,7 @@ def gpu_taints() -> tuple[tuple[str, str], ...]:
 
 
 @lru_cache(maxsize=1)
-def passing_taints() -> tuple[tuple[str, str], ...]:
+def temporary_taints() -> tuple[tuple[str, str], ...]:
     """Return (key pattern, state) of temporary taints, e.g. of draining nodes."""
     return tuple((row["key"], row["state"]) for row in _rows("passing_taints.csv"))
 

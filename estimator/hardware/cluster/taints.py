@@ -59,7 +59,7 @@ def temporary_state(taint: str) -> str | None:
     key, _, effect = parts(taint)
     if effect not in BLOCKING:
         return None
-    states = (state for pattern, state in tables.passing_taints() if re.fullmatch(pattern, key))
+    states = (state for pattern, state in tables.temporary_taints() if re.fullmatch(pattern, key))
     return next((f"{state} ({key})" for state in states), None)
 
 
@@ -100,7 +100,7 @@ def taint_text(taint: Mapping[str, Any]) -> str:
     return f"{taint['key']}{value}:{taint['effect']}"
 
 
-def is_of_table(toleration: Toleration) -> bool:
+def is_gpu_toleration(toleration: Toleration) -> bool:
     """Return whether the table of GPU taints includes this toleration."""
     return tolerated(f"{toleration.key}={toleration.value or ''}:{toleration.effect}") is not None
 

@@ -15,6 +15,7 @@ from launchers.base.imports import collector_paused
 from launchers.engines import _merge
 from launchers.engines.deepspeed import checkpoint, config
 from launchers.engines.loop import export, generators, head, liger, model, optimizer, quantized
+from launchers.engines.loop.compiled import compile_blocks
 from launchers.engines.loop.families import expert_blocks
 from launchers.gang.job import TrainJob
 from launchers.gang.rank import RankEnv
@@ -153,7 +154,10 @@ def _load(job: TrainJob, values: dict[str, Any], device: torch.device) -> Any:
     if sharded:
         _drop_unused_prefixes(network, export.tensor_names(job))
         _fetch_expert_blocks_whole(network)
-    return model.made_trainable(network, job)
+    network = model.made_trainable(network, job)
+    if job.settings.compile:
+        compile_blocks(network)
+    return network
 
 
 def _drop_unused_prefixes(network: Any, names: set[str]) -> None:

@@ -6,11 +6,11 @@ import dataclasses
 import logging
 from typing import Any
 
-import torch
 from torch import nn
 
 from estimator.models import COMPRESSED_PROJECTIONS, LATENT_PROJECTIONS, PROJECTIONS
 from estimator.models.architectures import names_in_transformers
+from launchers.engines.loop.compiled import compile_blocks
 from launchers.engines.loop.families import blocks
 from launchers.gang.job import TrainJob
 
@@ -23,16 +23,7 @@ def set_up(network: Any, job: TrainJob) -> None:
     if job.settings.fp8 != "none":
         _use_float8(network, job)
     if job.settings.compile:
-        # Blocks are equal: code compiled for the first one is reused for the others. Hooks are not compiled.
-        for block in blocks(network):
-            block.forward = torch.compile(block.forward)
-        network.register_forward_pre_hook(_mark_lengths_dynamic, with_kwargs=True)
-
-
-def _mark_lengths_dynamic(_network: Any, _inputs: Any, keyword_inputs: dict[str, Any]) -> None:
-    """Avoid compiling again for each number of documents in a batch (variable-length attention)."""
-    if (lengths := keyword_inputs.get("cu_seq_lens_q")) is not None:
-        torch._dynamo.maybe_mark_dynamic(lengths, 0)
+        compile_blocks(network)
 
 
 def _use_float8(network: Any, job: TrainJob) -> None:

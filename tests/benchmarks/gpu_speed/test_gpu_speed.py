@@ -13,13 +13,14 @@ from benchmarks.gpu_speed.__main__ import main
 from benchmarks.gpu_speed.cases import ON_GPU, TINY, TRL, TUNE, Run
 from benchmarks.gpu_speed.page import Heading
 from benchmarks.gpu_speed.session import Results, Session
+from benchmarks.gpu_speed.suites import H100, longest, speed
 from benchmarks.on_gpu import cases as memory_cases
 from benchmarks.on_gpu.one_run import Outcome
 from benchmarks.on_gpu.session import Clock
 from tests.benchmarks.on_gpu.machines import H200, plan_of
 
 CASE = cases.in_order(ON_GPU)[0].case
-HEADING = Heading(command="c", day="2026-01-01", processor="p", versions={"torch": "2.13.0"})
+HEADING = Heading(title="Speed", command="c", day="2026-01-01", processor="p", versions={"torch": "2.13.0"})
 
 
 def measured(**rates: float) -> Results:
@@ -76,7 +77,7 @@ def test_finished_runs_are_read_back_and_not_repeated(tmp_path: Path) -> None:
     assert Results.load(path, "another card").outcomes == {}
     messages: list[str] = []
     session = Session(
-        scale=TINY,
+        suite=speed(TINY, H100),
         folder=tmp_path,
         clock=Clock(0.01),
         results=reloaded,
@@ -88,17 +89,58 @@ def test_finished_runs_are_read_back_and_not_repeated(tmp_path: Path) -> None:
     assert messages == [f"{run.name}: no time left (expected 40 s)" for run in (runs[0], runs[-1])]
 
 
+@pytest.mark.parametrize(
+    ("suite", "only", "engines"),
+    [
+        ("speed", "llama-3.1-8b lora 2048", ["fsdp2", *cases.PEERS, *cases.OURS[1:]]),
+        ("small", "smollm2-135m lora", ["fsdp2", "fsdp2 eager", "deepspeed", "torchtune"]),
+        ("tasks", "llama-3.2-1b", ["fsdp2"] * 4 + ["trl"]),
+    ],
+)
 def test_a_dry_run_lists_the_runs_on_any_machine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    suite: str,
+    only: str,
+    engines: list[str],
 ) -> None:
-    arguments = ["--dry-run", "--only", "llama-3.1-8b lora 2048", "--out", str(tmp_path)]
+    arguments = ["--dry-run", "--only", only, "--suite", suite, "--out", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", ["gpu_speed", *arguments])
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 0
     text = capsys.readouterr().out
-    assert all(f"  llama-3.1-8b lora 2048, {engine}" in text for engine in (*cases.OURS, *cases.PEERS))
+    assert [line.rpartition(", ")[2] for line in text.splitlines() if line.startswith("  ")] == engines
     assert not list(tmp_path.iterdir())
+
+
+def test_the_longest_sequences_are_around_the_longest_that_fits() -> None:
+    lengths: dict[str, list[int]] = {"lora": [], "full": []}
+    for run in longest(ON_GPU, H100).runs:
+        lengths[run.case.method].append(run.case.seq_len)
+    assert lengths["lora"][0] > lengths["full"][0] > 4096  # the planned ones, which are run first
+    for first, *neighbors in lengths.values():
+        assert min(neighbors) < first < max(neighbors)
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("suite", "only"), [("tasks", "dpo"), ("longest", "lora 128"), ("small", "eager lora")]
+)
+def test_a_tiny_rehearsal_of_a_suite_compares_speed_with_the_prediction(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suite: str, only: str
+) -> None:
+    monkeypatch.setenv("FINETUNE_WORK_DIR", str(tmp_path / "work"))
+    argv = ["gpu_speed", "--tiny", "--suite", suite, "--only", only, "--out", str(tmp_path / "out")]
+    monkeypatch.setattr(sys, "argv", argv)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 0
+    figures = json.loads((tmp_path / "out" / f"gpu_speed_{suite}_tiny.json").read_text())
+    assert [row["ended"] for row in figures["rows"] if row["ended"] != "not measured"] == ["ran"]
+    assert figures["peers"] == []
 
 
 @pytest.mark.slow

@@ -54,10 +54,10 @@ class Clock:
         for at in [at for at in self.then if at <= self.now]:
             self.then.pop(at)()
 
-    def patience(self, *, away_s: float = AWAY_S, answered: bool = False) -> OutageWait:
+    def patience(self, *, max_outage_s: float = AWAY_S, has_responded: bool = False) -> OutageWait:
         return OutageWait(
-            away_s=away_s,
-            answered=answered,
+            max_outage_s=max_outage_s,
+            has_responded=has_responded,
             print_final_error=False,
             report=self.said.append,
             clock=lambda: self.now,
@@ -162,14 +162,14 @@ def test_a_datastore_that_never_responded_is_abandoned_early(
 def test_the_time_limit_of_an_outage_starts_at_the_last_response(
     storage: S3Storage, faults: Faults, clock: Clock
 ) -> None:
-    waits = clock.patience(answered=True)
+    waits = clock.patience(has_responded=True)
     goes(faults)
     clock.now = 10_000.0
     with pytest.raises(UserError):
         waits.call(ROOT, lambda: storage._client.list_objects_v2(Bucket=BUCKET), since=clock.now - 40)
     assert clock.now == 10_000.0 + AWAY_S - 40
     clock.then[clock.now + FIRST_S / 2] = lambda: comes(faults)
-    other = clock.patience(answered=True)
+    other = clock.patience(has_responded=True)
     assert other.call(ROOT, lambda: storage._client.list_objects_v2(Bucket=BUCKET), since=0.0)
 
 
@@ -203,7 +203,7 @@ def test_a_step_whose_datastore_remains_unreachable_is_ended_with_its_containers
         root=ROOT,
         probe=lambda: waiting_datastore.probe_once(ROOT),
         remove=lambda job: ended.append(job.name),
-        outage_wait=clock.patience(away_s=20, answered=True),
+        outage_wait=clock.patience(max_outage_s=20, has_responded=True),
         clock=lambda: clock.now,
     )
     watch(JOB)

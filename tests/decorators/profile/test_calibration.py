@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from decorators.profile.calibration import comparable_peak, finished, keep
+from decorators.profile.calibration import comparable_peak, finished, store
 from decorators.profile.measured import Measured
 from estimator.calibration import VARIABLE, Finished, Store, formulas
 from estimator.plan import Plan
@@ -135,7 +135,7 @@ def test_an_unwritable_store_prints_one_line_and_does_not_fail_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(VARIABLE, str(tmp_path))
-    line = keep(*pair(), run="F/1/train/2", in_container=False)
+    line = store(*pair(), run="F/1/train/2", in_container=False)
     assert line.startswith("calibration: this run could not be stored: IsADirectoryError")
     assert "\n" not in line
 
@@ -145,7 +145,7 @@ def test_a_plan_without_a_formula_version_counts_as_made_by_the_current_version(
 ) -> None:
     monkeypatch.setenv(VARIABLE, str(tmp_path / "runs.jsonl"))
     plan, measured = pair()
-    assert keep(with_memory(plan, formulas=""), measured, run="F/1/train/2", in_container=False) is None
+    assert store(with_memory(plan, formulas=""), measured, run="F/1/train/2", in_container=False) is None
     assert Store().read().finished[0].formulas == formulas("torchtune", "full")
 
 
@@ -154,8 +154,8 @@ def test_a_container_writes_records_only_to_a_configured_file(
 ) -> None:
     monkeypatch.delenv(VARIABLE)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    assert keep(*pair(), run="F/1/train/2", in_container=True) is None
+    assert store(*pair(), run="F/1/train/2", in_container=True) is None
     assert list(tmp_path.iterdir()) == []
     monkeypatch.setenv(VARIABLE, str(tmp_path / "runs.jsonl"))
-    assert keep(*pair(), run="F/1/train/2", in_container=True) is None
+    assert store(*pair(), run="F/1/train/2", in_container=True) is None
     assert len(Store().read().finished) == 1

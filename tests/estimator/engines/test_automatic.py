@@ -10,7 +10,7 @@ import pytest
 
 import tests
 from estimator import Job, Target, plan
-from estimator.engines.automatic import CHOICES, FLOAT8, PROVEN, decided
+from estimator.engines.automatic import CHOICES, FLOAT8, PROVEN, with_choices
 from estimator.models import find
 from estimator.planning.run_command import run_command
 
@@ -20,7 +20,7 @@ ONE = Target(kind="catalogue", nodes=1, gpus=1, gpu="H100 SXM")
 
 
 def on(job: Job, device: Any = "cuda", precision: Any = "bf16") -> set[str]:
-    made = decided(job, device, precision)
+    made = with_choices(job, device, precision)
     assert all(isinstance(getattr(made, choice), bool) for choice in CHOICES)
     return {choice for choice in CHOICES if getattr(made, choice)}
 
@@ -30,6 +30,7 @@ def on(job: Job, device: Any = "cuda", precision: Any = "bf16") -> set[str]:
     [
         ({}, {"packing", "liger", "compile"}),
         ({"engine": "deepspeed"}, {"packing", "liger"}),
+        ({"engine": "deepspeed", "zero_stage": 2}, {"packing", "liger", "compile"}),
         ({"engine": "torchtune"}, {"packing", "compile"}),
         ({"method": "qlora"}, {"packing", "liger", "compile"}),
         ({"model": find("gemma-2-9b")}, set()),

@@ -96,6 +96,9 @@ GRID: dict[str, Setup] = {
         DEEPSPEED, model=DEEPSEEK_V4, **zero(2, 8), **LORA, lora_targets=DEEPSEEK_V4.all_linear
     ),
     "deepspeed, zero 2, qwen3.5": replace(DEEPSPEED, model=QWEN3_5, **zero(2, 8)),
+    "deepspeed, zero 2, lora, lfm2": replace(
+        DEEPSPEED, model=LFM2, **zero(2, 8), **LORA | {"lora_targets": LFM2.all_linear}
+    ),
     "transformers, lora": replace(TRANSFORMERS, **LORA),
     "transformers, lora, checkpointing": replace(TRANSFORMERS, **LORA, **AC),
     "deepspeed, zero 1": replace(DEEPSPEED, **zero(1, 8)),

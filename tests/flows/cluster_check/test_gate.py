@@ -193,7 +193,7 @@ def plan_for(gpu: str | None, instance: str | None) -> Plan:
 
 
 def test_bandwidth_of_another_instance_type_is_ignored() -> None:
-    of = checked(healthy()).is_of
+    of = checked(healthy()).covers
     assert of(plan_for("H100 SXM", "p5.48xlarge"))
     assert not of(plan_for("H100 SXM", "p5e.48xlarge"))
     assert not of(plan_for("A100 SXM 80GB", None))

@@ -16,7 +16,7 @@ from checklist.options import json_schema
 from checklist.verdict import judge
 from estimator.errors import UserError
 from flows.cluster_check import launch as checklist_launch
-from flows.cluster_check.launch import DEFAULTS, Launch, ask, resolve
+from flows.cluster_check.launch import DEFAULTS, Launch, build_request, resolve
 from tests.checklist.runs import gpu_run
 from tests.flows.checklist_options import FLOOR, options_with, values_with
 
@@ -39,7 +39,7 @@ def test_impossible_options_are_refused_before_a_run(
 ) -> None:
     monkeypatch.delenv("CHECKLIST_WEBHOOK_URL", raising=False)
     with pytest.raises(UserError) as refused:
-        ask(values_with(**{"device": "cpu", **values}), "local", None)
+        build_request(values_with(**{"device": "cpu", **values}), "local", None)
     for word in arguments:
         assert word in str(refused.value)
 
@@ -51,7 +51,7 @@ def test_more_gpus_than_this_machine_has_are_refused(monkeypatch: pytest.MonkeyP
     visible_gpus = VisibleGpus(uuids=("GPU-a", "GPU-b"), names=("H100", "H100"))
     monkeypatch.setattr(local.gpus_probe, "list_gpus", lambda: visible_gpus)
     with pytest.raises(UserError, match="--gpus-per-node 2 is more than the 1"):
-        ask(values_with(gpus_per_node=2), "local", None)
+        build_request(values_with(gpus_per_node=2), "local", None)
 
 
 def test_the_gpus_of_one_machine_are_divided_among_its_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +82,7 @@ def test_options_that_a_cluster_cannot_satisfy_are_refused_before_a_run(
     values: dict[str, Any], gpus: int | None, arguments: list[str]
 ) -> None:
     with pytest.raises(UserError) as refused:
-        ask(values_with(**values), "batch", gpus)
+        build_request(values_with(**values), "batch", gpus)
     for word in arguments:
         assert word in str(refused.value)
 
@@ -124,7 +124,7 @@ def test_the_schema_of_the_options_file_is_up_to_date_and_accepts_valid_options(
 
 
 def test_the_number_of_gpus_and_the_network_follow_from_the_machine_type() -> None:
-    step_request = ask(values_with(instance_type="p5.48xlarge", nodes=4), "batch", None)
+    step_request = build_request(values_with(instance_type="p5.48xlarge", nodes=4), "batch", None)
     assert step_request.request.gpus_per_node == 8
     assert step_request.request.shared_memory_mib >= 8 * 1024
     assert Launch.unpack(step_request.launch).gpus_per_node == 8
@@ -141,7 +141,7 @@ def test_a_run_that_requests_gpus_never_falls_back_to_cpus() -> None:
 def test_a_thresholds_file_is_sent_along_with_a_remote_run(tmp_path: Path) -> None:
     file = tmp_path / "own.csv"
     file.write_text(FLOOR)
-    launch = Launch.unpack(ask(values_with(thresholds=str(file)), "batch", None).launch)
+    launch = Launch.unpack(build_request(values_with(thresholds=str(file)), "batch", None).launch)
     file.unlink()
     run_config = resolve(options_with(thresholds=str(file)), launch, datastore="s3://bucket/root")
     user_rows = [row for row in checklist_launch.table_of(run_config.thresholds).rows if row.own]
@@ -154,29 +154,29 @@ def test_reference_settings_are_sent_along_with_a_remote_run(tmp_path: Path) -> 
     file = tmp_path / "right.json"
     result.write(judge(gpu_run(4)), file)
     values = {"reference_settings": str(file), "reference_node": "host-1"}
-    launch = Launch.unpack(ask(values_with(**values), "batch", None).launch)
+    launch = Launch.unpack(build_request(values_with(**values), "batch", None).launch)
     run_config = resolve(options_with(**values), launch, datastore="s3://bucket/root")
     assert (run_config.reference or {})["p5.48xlarge"]["CPU governor"] == "performance"
     assert run_config.options.reference_node is None, "the nodes look for it in vain"
     with pytest.raises(UserError, match=r"made with --reference-settings .*right\.json of host-1"):
         resolve(options_with(reference_settings="other.json"), launch, datastore="s3://bucket/root")
     with pytest.raises(UserError, match="has no settings of host-9"):
-        ask(values_with(**{**values, "reference_node": "host-9"}), "batch", None)
+        build_request(values_with(**{**values, "reference_node": "host-9"}), "batch", None)
 
 
 def test_a_reference_node_is_passed_on_and_refused_if_all_nodes_are_on_one_host() -> None:
-    launch = Launch.unpack(ask(values_with(reference_node="h1"), "kubernetes", 8).launch)
+    launch = Launch.unpack(build_request(values_with(reference_node="h1"), "kubernetes", 8).launch)
     config = resolve(options_with(reference_node="h1"), launch, datastore="s3://bucket/root")
     assert (config.options.reference_node, config.reference) == ("h1", None)
     with pytest.raises(UserError, match="--reference-node h1 is one of several hosts"):
-        ask(values_with(reference_node="h1"), "local", None)
+        build_request(values_with(reference_node="h1"), "local", None)
 
 
 def test_thresholds_too_large_to_send_are_refused(tmp_path: Path) -> None:
     rows = [f"system-{os.urandom(20).hex()},gemm_fp32,1,{os.urandom(20).hex()}\n" for _ in range(200)]
     (tmp_path / "own.csv").write_text("system,op,floor,source\n" + "".join(rows))
     with pytest.raises(UserError, match="too large for a run"):
-        ask(values_with(thresholds=str(tmp_path / "own.csv")), "batch", None)
+        build_request(values_with(thresholds=str(tmp_path / "own.csv")), "batch", None)
 
 
 def test_a_deployment_cannot_change_its_number_of_gpus() -> None:

@@ -63,7 +63,7 @@ def test_a_saved_split_is_passed_to_tasks_and_validated_rows_to_later_steps(
     shutil.rmtree(saved)
     fetch = artifacts.fetch_dataset
     read = preparation.read_data(chosen, tmp_path / "work", fetch=fetch)
-    key = artifacts.keep_rows(store, read, tmp_path / "work" / "rows")
+    key = artifacts.store_rows(store, read, tmp_path / "work" / "rows")
     get_bundle(store, key, tmp_path / "later")
     train, held_out = preparation.open_stored_rows(tmp_path / "later")
     assert [row.text for row in train] == ["train"] * 3  # type: ignore[union-attr]

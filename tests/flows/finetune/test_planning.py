@@ -236,6 +236,6 @@ def test_measured_bandwidth_and_the_label_of_healthy_nodes_are_part_of_the_plan(
     assert after.prediction.tokens_per_second < 0.8 * before.prediction.tokens_per_second
     assert (before.request.node_labels, after.request.node_labels) == ((), (("fit", "true"),))
     assert "Excluded: host-2." in capsys.readouterr().err
-    monkeypatch.setattr(type(checked_result), "is_of", lambda *_: False)
+    monkeypatch.setattr(type(checked_result), "covers", lambda *_: False)
     other = planning.plan_from_parameters(parameters, "kubernetes")
     assert other.prediction == before.prediction, "measured on another instance type"

@@ -1,0 +1,64 @@
+"""Compiled blocks with the ZeRO stages that leave weights whole."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import pytest
+import torch
+
+from launchers import engines
+from launchers.gang.job import TrainJob
+from tests.launchers.engines import ranks
+from tests.launchers.engines.loop import runs
+
+pytestmark = pytest.mark.slow
+STEPS = 3
+
+
+def train_with_traced_blocks(job: TrainJob) -> None:
+    """Train a rank with torch.compile's graphs, but without generating code for them.
+
+    Fails if nothing was compiled, or if hooks break a block's graph.
+    """
+    if job.settings.compile:
+        torch.compile = functools.partial(torch.compile, backend="aot_eager", fullgraph=True)  # type: ignore[assignment]
+    engines.get(job.plan.engine).train(job)
+    assert bool(torch._dynamo.utils.counters["stats"]["unique_graphs"]) == job.settings.compile
+
+
+@pytest.mark.parametrize(
+    ("stage", "method", "checkpointing"),
+    [
+        (2, "full", True),
+        *(
+            pytest.param(*cell, marks=pytest.mark.nightly)
+            for cell in ((0, "full", False), (1, "lora", True), (2, "qlora", True))
+        ),
+    ],
+)
+def test_compiled_blocks_have_the_losses_of_eager_ones(
+    tmp_path: Path, model: Path, stage: int, method: str, checkpointing: bool
+) -> None:
+    documents = runs.documents(8)
+    rows = [runs.joined(documents[i : i + 2]) for i in range(0, 8, 2)]
+    data = runs.make_data(tmp_path / "data", rows, batch=4, steps=STEPS)
+    losses = []
+    for compiled in (False, True):
+        job = runs.make_job(
+            tmp_path / str(compiled),
+            model,
+            data,
+            steps=STEPS,
+            micro=1,
+            accumulation=2,
+            sharding=f"zero{stage}",
+            activation_checkpointing=checkpointing,
+            settings={"method": method, "compile": compiled},
+        )
+        done = ranks.train([job], limit_s=200, entry=f"{__name__}:{train_with_traced_blocks.__name__}")
+        assert done.returncode == 0, done.stderr[-4000:]
+        losses.append(runs.losses(runs.steps(job)))
+    assert losses[1] == pytest.approx(losses[0], rel=2e-6)
+    assert losses[0][-1] < losses[0][0]
