@@ -15,7 +15,15 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import busbw, image_plans, measured_runs, method_table, record_reference, support_table
+from benchmarks import (
+    busbw,
+    exact_families,
+    image_plans,
+    measured_runs,
+    method_table,
+    record_reference,
+    support_table,
+)
 from checklist.measurements import PHASES
 from checklist.registry import CHECKS
 from estimator import models
@@ -351,6 +359,7 @@ GENERATED = {
     "plan": ("README.md", plan_block),
     "measured": ("docs/estimator.md", measured_runs.table),
     "errors": ("docs/accuracy.md", errors_of_the_estimator),
+    "exact families": ("docs/exact.md", lambda: exact_families.table(exact_families.read())),
     "risk": ("docs/estimator.md", risk_table),
     "models": ("docs/known-models.md", models_table),
     "families": ("docs/models.md", planned_families),

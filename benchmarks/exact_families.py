@@ -160,7 +160,9 @@ def table(rows: Sequence[Comparison]) -> str:
 
 
 def _cell(row: Comparison | None) -> str:
-    if row is None or row.states is None or row.activations is None:
+    if row is None:
+        return ""
+    if row.states is None or row.activations is None:
         return "not traced"
     return f"{row.states:+.1%}, {row.activations:+.1%}"
 

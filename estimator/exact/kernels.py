@@ -125,7 +125,7 @@ def as_on_gpu(setup: Setup) -> Iterator[None]:
             attention = _attention(functional.scaled_dot_product_attention)
             if setup.device == "cuda":
                 stack.enter_context(mock.patch.object(functional, "scaled_dot_product_attention", attention))
-                stack.enter_context(mock.patch.object(functional, "dropout", _dropout))
+                stack.enter_context(mock.patch.object(functional, "dropout", _dropout(functional.dropout)))
         elif setup.quantization != "none":
             for module in ("lora", "dora"):
                 target = f"torchtune.modules.peft.{module}"
@@ -144,9 +144,17 @@ def _swap_weight(old: torch.Tensor, new: torch.Tensor) -> None:
     old.data = new.data
 
 
-def _dropout(x: torch.Tensor, p: float = 0.5, training: bool = True) -> torch.Tensor:
-    """Apply the fused dropout of GPUs, which saves a mask of one byte per element."""
-    return torch.native_dropout(x, p, training)[0] if p and training else x
+def _dropout(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Return the fused dropout of GPUs, which saves a mask of one byte per element."""
+
+    def dropout(
+        x: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+    ) -> torch.Tensor:
+        if inplace or not training or not p:
+            return original(x, p, training, inplace)
+        return torch.native_dropout(x, p, training)[0]
+
+    return dropout
 
 
 def _attention(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

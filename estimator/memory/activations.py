@@ -125,7 +125,7 @@ def _recurrence(setup: Setup, size: int) -> float:
         saved = 6.0 * size * model.hidden
     else:
         per_head: float
-        per_value, per_repeated_key, per_key, per_head = RECURRENT_BYTES[model.recurrence]
+        per_value, per_repeated_key, per_key, per_head = map(float, RECURRENT_BYTES[model.recurrence])
         if model.recurrence == "mamba2":
             per_head *= MAMBA2_CHUNKS.get(model.family, 128) / 128
             per_value -= FROZEN_MAMBA2_BYTES if setup.adapters else 0
