@@ -214,15 +214,15 @@ def examine(
     spec: float | None = None,
     more: tuple[Pairs, ...] = (),
 ) -> tuple[Diagnosis, Diagnosis, int, set[tuple[int, int]]]:
-    """Return first and last diagnosis, the number of measurements alone, and the pairs of the rounds."""
+    """Return first and last diagnosis, the number of isolated measurements, and the pairs of the rounds."""
     nodes = len(truth.transmit)
     plan = (*schedule(nodes, seed=seed), *more)
-    present = [(2 * number, pairs) for number, pairs in enumerate(plan)]
-    back = [(2 * number + 1, [(b, a) for a, b in pairs]) for number, pairs in enumerate(plan)]
-    measured = measure(random, truth, [*present, *back], noise)
+    forward = [(2 * number, pairs) for number, pairs in enumerate(plan)]
+    backward = [(2 * number + 1, [(b, a) for a, b in pairs]) for number, pairs in enumerate(plan)]
+    measured = measure(random, truth, [*forward, *backward], noise)
     before = diagnosis = diagnose(measured, nodes, spec_gbytes_per_s=spec)
     repeated = 0
-    # A pair that runs alone is alone on the spine of this job, but still shares links with other jobs
+    # An isolated pair has the spine to itself among this job's pairs, but shares links with other jobs
     noise_alone = "independent" if noise == "shared spine" else noise
     for _ in range(PASSES):
         if not diagnosis.again:

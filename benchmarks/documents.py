@@ -188,13 +188,19 @@ def proofs() -> str:
         shown = ["yes" if cell == support_table.RUNS else "no" for cell in cells]
         clauses |= {cell: family for cell in cells if cell != support_table.RUNS}
         lines.append(f"| `{family}` | {' | '.join(shown)} |")
-    return "\n".join([*lines, "", *(textwrap.fill(f"- {clause}.", WIDTH) for clause in clauses)])
+    lines += ["", *(textwrap.fill(f"- {clause}.", WIDTH) for clause in clauses)]
+    return "\n".join([*lines, "", _releases(rows)])
+
+
+def _releases(rows: Sequence[support_table.Row]) -> str:
+    return textwrap.fill(support_table.tested_with(rows), WIDTH)
 
 
 def proved_methods() -> str:
     """Build the table of methods that each engine has trained with tiny-llama (results/support.csv)."""
     rows = [row for row in support_table.read() if row.part == "methods"]
-    return _proved("Method", {(row.method, row.engine, row.nodes): row.result for row in rows})
+    table = _proved("Method", {(row.method, row.engine, row.nodes): row.result for row in rows})
+    return f"{table}\n\n{_releases(rows)}"
 
 
 def proved_tasks() -> str:
@@ -209,7 +215,8 @@ def proved_tasks() -> str:
     ):
         results = {(f"{row.task} {row.method}", row.engine, row.nodes): row.result for row in chosen}
         tables.append(_proved("Task", results, engines_of))
-    return "\n\n".join(tables)
+    tested = [row for row in rows if row.part == "tasks"]
+    return "\n\n".join([*tables, _releases(tested)])
 
 
 def _proved(title: str, results: dict[tuple[str, str, int], str], names: Sequence[str] = ANSWERING) -> str:

@@ -224,8 +224,8 @@ def score_of_bounds(items: list[Scored]) -> float | None:
     return sum(bounds) / len(bounds) if bounds else None
 
 
-def asked(rival: Rival, ours: list[Scored]) -> list[Scored]:
-    """Predict the same rows with a rival, whose only figure is its bound as well."""
+def predict_with(rival: Rival, ours: list[Scored]) -> list[Scored]:
+    """Predict the same rows with a rival, whose estimate also serves as its upper bound."""
     answers = []
     for item in ours:
         assert item.row.setup is not None
@@ -244,7 +244,7 @@ def measure(quality: str) -> list[dict[str, Any]]:
     everything = figures(ours)
     entries = [{"name": "finetune", "claim": "every row", "claimed": everything, "all": everything}]
     for rival in RIVALS:
-        answers = asked(rival, ours)
+        answers = predict_with(rival, ours)
         claimed, same = (
             [item for item in group if item.row.setup and rival.claims(item.row.setup)]
             for group in (answers, ours)

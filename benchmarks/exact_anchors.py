@@ -29,18 +29,20 @@ RESULTS = Path(__file__).parent / "results"
 
 @dataclass(frozen=True, kw_only=True)
 class Anchor:
+    """One published peak of active memory and its trace, with and without the measured version's code."""
+
     id: str
     source: str
     step: str
     measured_gib: float
     traced_gib: float
-    traced_as_it_was_gib: float | None
-    as_it_was: str
+    traced_original_gib: float | None
+    original_code: str
     seconds: float
 
     @property
     def error(self) -> float:
-        return (self.traced_as_it_was_gib or self.traced_gib) / self.measured_gib - 1
+        return (self.traced_original_gib or self.traced_gib) / self.measured_gib - 1
 
 
 @contextmanager
@@ -77,8 +79,8 @@ def logits_alive() -> Iterator[None]:
         yield
 
 
-def as_it_was(row: PublishedRow) -> tuple[str, Callable[[], Any]]:
-    """Return the differences of the measured code, as text and as a patch; empty if unknown."""
+def original_code(row: PublishedRow) -> tuple[str, Callable[[], Any]]:
+    """Return how the measured version's code differs, as text and as a patch; empty if unknown."""
     assert row.setup is not None
     if row.source.startswith("pytorch/torchtune@1814feb17") and not row.setup.compile:
         return "RMSNorm of torchtune 0.4", norm_of_torchtune_04
@@ -90,12 +92,12 @@ def as_it_was(row: PublishedRow) -> tuple[str, Callable[[], Any]]:
 def anchor(row: PublishedRow) -> Anchor:
     from estimator.exact.trace import trace
 
-    setup, (words, patch) = row.setup, as_it_was(row)
+    setup, (difference, patch) = row.setup, original_code(row)
     assert setup is not None
     assert row.gib is not None
-    now = trace(setup)
+    current = trace(setup)
     with patch():
-        then = trace(setup) if words else None
+        original = trace(setup) if difference else None
     split = f"{setup.sharding} {setup.shard}" if setup.world_size > 1 else "one GPU"
     split += f", tensor {setup.tensor}" if setup.tensor > 1 else ""
     kind = f"{setup.method}{'' if setup.quantization == 'none' else ' ' + setup.quantization}"
@@ -106,10 +108,10 @@ def anchor(row: PublishedRow) -> Anchor:
         step=f"{setup.model.name} {kind}, {setup.micro_batch_size} x {setup.seq_len}, {split}, checkpointing "
         f"{setup.checkpointing}, {setup.loss} loss{extra}",
         measured_gib=row.gib,
-        traced_gib=round(_peak(now), 2),
-        traced_as_it_was_gib=None if then is None else round(_peak(then), 2),
-        as_it_was=words,
-        seconds=round(now["seconds"], 1),
+        traced_gib=round(_peak(current), 2),
+        traced_original_gib=None if original is None else round(_peak(original), 2),
+        original_code=difference,
+        seconds=round(current["seconds"], 1),
     )
 
 
@@ -136,7 +138,7 @@ def page(anchors: list[Anchor], machine: str) -> str:
         "|---|---|---|---|---|---|---|",
     ]
     for each in anchors:
-        was = "" if each.traced_as_it_was_gib is None else f"{each.traced_as_it_was_gib} ({each.as_it_was})"
+        was = "" if each.traced_original_gib is None else f"{each.traced_original_gib} ({each.original_code})"
         lines.append(
             f"| {each.id} | {each.step} | {each.measured_gib} | {each.traced_gib} | {was} | "
             f"{each.error:+.1%} | {each.seconds} |"

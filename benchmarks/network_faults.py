@@ -449,10 +449,10 @@ def _stored(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     return {row["case"]: row for row in rows}
 
 
-def _write(asked: argparse.Namespace, name: str, table: list[dict[str, Any]]) -> None:
-    options = (" --many" if asked.many else "") + (f" --load {asked.load}" if asked.load else "")
-    command = f"python -m benchmarks.network_faults{options} --repeats {asked.repeats}"
-    command += f" --healthy {asked.healthy}"
+def _write(arguments: argparse.Namespace, name: str, table: list[dict[str, Any]]) -> None:
+    options = (" --many" if arguments.many else "") + (f" --load {arguments.load}" if arguments.load else "")
+    command = f"python -m benchmarks.network_faults{options} --repeats {arguments.repeats}"
+    command += f" --healthy {arguments.healthy}"
     report = {"command": command, "machine": describe(), "cases": table}
     (RESULTS / f"{name}.json").write_text(json.dumps(report, indent=1) + "\n")
     lines = [

@@ -42,11 +42,11 @@ def main(dataset: str) -> None:
             orders[grouped] = data.order, data.row_lengths.astype(np.int64)
         print("\nprocesses  micro batch  drawn  grouped")
         for processes, micro_batch in SHAPES:
-            drawn, together = (
+            random_order, by_length = (
                 padding_share(*orders[grouped], batch=BATCH, processes=processes, micro_batch=micro_batch)
                 for grouped in (False, True)
             )
-            print(f"{processes:9}  {micro_batch:11}  {drawn:5.1%}  {together:7.1%}")
+            print(f"{processes:9}  {micro_batch:11}  {random_order:5.1%}  {by_length:7.1%}")
 
 
 if __name__ == "__main__":

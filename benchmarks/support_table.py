@@ -13,9 +13,12 @@ import argparse
 import csv
 import dataclasses
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
+from datetime import UTC, datetime
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 
 from estimator.models import hf_files
@@ -40,8 +43,11 @@ class Row:
     nodes: int
     result: str
     task: str = "sft"
+    releases: str = ""  # of the packages that ran it; blank: not recorded
+    date: str = ""
 
 
+PACKAGES = ("torch", "transformers", "peft", "deepspeed")
 Chosen = Sequence[str]  # engines
 TASKS = tuple(dict.fromkeys(cell.task for cell in methods.TASK_CELLS))
 
@@ -152,8 +158,25 @@ def write(
         writer = csv.DictWriter(file, [field.name for field in fields(Row)], lineterminator="\n")
         writer.writeheader()
         key = [field.name for field in fields(Row)]
-        ordered = sorted(map(asdict, [*rest, *rows]), key=lambda row: [str(row[name]) for name in key])
+        today = datetime.now(tz=UTC).date().isoformat()
+        new_rows = [dataclasses.replace(row, releases=installed_releases(), date=today) for row in rows]
+        ordered = sorted(map(asdict, [*rest, *new_rows]), key=lambda row: [str(row[name]) for name in key])
         writer.writerows(ordered)
+
+
+def installed_releases() -> str:
+    """Describe the installed releases of the packages that train."""
+    return ", ".join(f"{name} {version(name)}" for name in PACKAGES)
+
+
+def tested_with(rows: Iterable[Row]) -> str:
+    """Describe the releases and the days of runs, with the number of results of each."""
+    counts = Counter((row.releases, row.date) for row in rows)
+    clauses = [
+        f"{releases or 'releases that were not recorded'}{' on ' * bool(date)}{date} ({number} results)"
+        for (releases, date), number in sorted(counts.items(), reverse=True)
+    ]
+    return f"Tested with {'; '.join(clauses)}."
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ from checklist.options import CommandOptions, Options, build, flags, help_of, ty
 from checklist.reference import read as read_reference
 from checklist.run.rendezvous import NO_SECRET, Rendezvous, from_environment
 from estimator import logs
-from estimator.errors import MISTAKE, UserError
+from estimator.errors import USER_ERROR_STATUS, UserError
 from estimator.terminal import print
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from checklist.past_runs import History
     from checklist.result import Result
 
-COULD_NOT_RUN = MISTAKE
+COULD_NOT_RUN = USER_ERROR_STATUS
 INTERRUPTED = 128 + signal.SIGINT  # as shells say it; typer would end with 1, which is FAIL here
 NODE_NAME = "NODE_NAME"  # where a pod's downward API puts the node's name; the probes read it
 
@@ -41,8 +41,9 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 def _command(function: Callable[[CommandOptions, set[str]], None]) -> Callable[..., None]:
-    """Convert the function to a command with a flag per option; pass it the options and the names of the
-    given ones.
+    """Convert a function to a command with a flag per option.
+
+    The function receives the options, and the names of those that the user set.
     """
 
     def command(**values: Any) -> None:

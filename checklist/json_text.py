@@ -1,6 +1,6 @@
-"""Records as JSON that people can read: one line for each simple record, without default values.
+"""Readable JSON of records: one line per simple record, without fields that have their default value.
 
-Reading gives back the very same record, as the default is what is not there.
+Reading restores the same record, because omitted fields get their defaults.
 """
 
 from __future__ import annotations

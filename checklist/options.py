@@ -28,9 +28,9 @@ from estimator.untrusted import parse_yaml as parse_yaml_text
 
 Device = Literal["auto", "cpu", "cuda"]
 MAX_NODES = 4096
-MAX_SHARE = 0.25  # of the cluster's nodes to mark; more bad ones are rather the network's fault, or ours
+MAX_SHARE = 0.25  # share of the cluster's nodes; more bad nodes suggest a common cause
 START_S = 60.0
-ROUNDS_WITHIN_LIMIT = 8  # of pairs; more of them make the phase's limit longer in proportion
+ROUNDS_WITHIN_LIMIT = 8  # rounds of pairs; with more, the phase's limit grows in proportion
 _NO_FLAG: JsonDict = {"flag": False}
 _KINDS = {  # expected value, by the beginning of pydantic's error type
     "int": "a whole number",

@@ -26,7 +26,7 @@ def machine_of(fact: Facts) -> str:
 
 
 def comparable(settings: Settings, names: Iterable[str]) -> dict[str, str]:
-    """Return the known ones of the named settings; a kernel parameter that was not passed is unset."""
+    """Return the named settings that the host reported; a kernel parameter that was not passed is unset."""
     reported = {}
     for name in names:
         value = settings.get(name)

@@ -57,6 +57,7 @@ class DeclaredPlan:
         """
         from estimator import calibration
         from estimator.cli import plan as command
+        from estimator.cli.options import bandwidth_of
 
         job_options, goal_options = self._resolve(parameters)
         device = self._device(parameters)
@@ -68,7 +69,7 @@ class DeclaredPlan:
                 print(problem, file=sys.stderr)
             cluster = find_cluster(backend, goal_options.gpu) if device != "cpu" else None
             goals = dataclasses.replace(
-                command.goals_from(goal_options), cluster=cluster.open if cluster is not None else None
+                command.goals_from(goal_options), cluster=cluster.usable if cluster is not None else None
             )
             target = dataclasses.replace(
                 command.target_from(goal_options),
@@ -77,7 +78,8 @@ class DeclaredPlan:
                 device=device,
             )
             job = command.job_from(job_options)
-            return _plan(job, target, goals, cluster, records, command.bandwidth_from(goal_options))
+            bandwidth = bandwidth_of(goal_options.busbw_intra, goal_options.busbw_inter)
+            return _plan(job, target, goals, cluster, records, bandwidth)
 
     def _device(self, parameters: Mapping[str, Any]) -> Any:
         """Return where to train, unchecked: "cuda", "cpu", or "auto" for GPUs if there are any."""

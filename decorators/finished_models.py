@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,7 +12,7 @@ from metaflow import Run, get_namespace, namespace
 from metaflow.exception import MetaflowException
 
 from decorators import _metaflow
-from decorators.past_runs import NeverRunError, ended_tasks, runs_of
+from decorators.past_runs import ADVICE, NeverRunError, ended_tasks, find_run, runs_of
 from decorators.storage import MetaflowStorage, fetch_model
 from estimator import models
 from estimator.errors import UserError
@@ -26,11 +26,10 @@ if TYPE_CHECKING:
 
 FLOWS = ("FinetuneFlow", "LinearFinetuneFlow", "RejectionFlow")  # flows whose runs export a model
 _EXPORT = "export"  # the step that stores the artifact model_path
-_ADVICE = "Run this in the folder where the runs were started, or with the same Metaflow configuration."
 
 
 def find(name: str | None) -> FinishedModel:
-    """Return a model by run (an id, or FLOW/ID), folder or model name; by default that of the newest run.
+    """Return a model by run (an id or its last digits), folder or model name; by default of the newest run.
 
     A run's model in a remote datastore is downloaded to this machine's cache. Raises UserError if there is
     none.
@@ -43,7 +42,7 @@ def find(name: str | None) -> FinishedModel:
     flow, _, run_id = name.rpartition("/")
     if flow in FLOWS or (not flow and (run_id.isdigit() or run_id.startswith(("argo-", "sfn-")))):
         with _all_namespaces():
-            return _of_run(_run((flow,) if flow else FLOWS, run_id))
+            return _of_run(find_run((flow,) if flow else FLOWS, run_id))
     return finished.from_name(name)
 
 
@@ -104,7 +103,7 @@ def _newest() -> FinishedModel:
     if not tasks:
         raise UserError(
             "Metaflow finds no run with a model.",
-            f"Train one with finetune run, or name a run, a folder or a model. {_ADVICE}",
+            f"Train one with finetune run, or name a run, a folder or a model. {ADVICE}",
         )
     newest = max(tasks, key=lambda task: task.created_at)
     return _of_run(Run("/".join(newest.pathspec.split("/")[:2])))
@@ -116,13 +115,6 @@ def _newest_export(flow: str) -> Any | None:
         return next(ended_tasks(runs_of(flow), _EXPORT, ["model_path"]), None)
     except NeverRunError:
         return None
-
-
-def _run(flows: Iterable[str], run_id: str) -> Any:
-    for flow in flows:
-        with suppress(MetaflowException):
-            return Run(f"{flow}/{run_id}")
-    raise UserError(f"There is no run {run_id} of {' or '.join(flows)}.", _ADVICE)
 
 
 @contextmanager

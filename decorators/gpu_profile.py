@@ -35,7 +35,7 @@ from decorators.own_checkpoints import foreach_index
 from decorators.packed_plan import PLAN_VARIABLE, unpack, variable_of
 from decorators.profiler import NO_PROFILE, Profile, RankProfile
 from decorators.storage import remember_origin
-from estimator.errors import MISTAKE, UserError
+from estimator.errors import USER_ERROR_STATUS, UserError
 from estimator.plan import Plan
 from estimator.terminal import print
 from launchers.cluster.processes import die_with_parent
@@ -222,7 +222,7 @@ def _store_measurements(profile: Profile) -> None:
         return
     from decorators.profile import calibration
 
-    problem = calibration.keep(
+    problem = calibration.store(
         plan, profile.measured(), run=current.pathspec, in_container=_metaflow.in_container()
     )
     if problem:
@@ -261,4 +261,4 @@ def _check_above_step(*decorated: Any) -> None:
     function = decorated[0] if decorated else None
     if isinstance(function, FunctionType) and not hasattr(function, "is_step"):
         print(f"@gpu_profile must be above @step of {function.__name__}.", file=sys.stderr)
-        raise SystemExit(MISTAKE)
+        raise SystemExit(USER_ERROR_STATUS)

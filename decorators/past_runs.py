@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from metaflow import Flow, get_namespace, namespace
-from metaflow.exception import MetaflowNotFound
+from metaflow import Flow, Run, get_namespace, namespace
+from metaflow.exception import MetaflowException, MetaflowNotFound
+
+from estimator.errors import UserError
+
+_SEARCHED_RUNS = 200  # newest runs of a flow among which an id is looked up by its last characters
+ADVICE = "Run this in the folder where the runs were started, or with the same Metaflow configuration."
 
 
 class NeverRunError(Exception):
@@ -26,6 +32,28 @@ def runs_of(flow: str, *, limit: int | None = None) -> Iterator[Any]:
     except MetaflowNotFound:
         raise NeverRunError(f"Metaflow finds no flow {flow}.") from None
     return islice(runs, limit)
+
+
+def find_run(flows: Sequence[str], run_id: str) -> Run:
+    """Return the run of these flows with this id, or the only recent one whose id ends with it.
+
+    Looks in the current namespace. Raises UserError if there is none, or more than one.
+    """
+    for flow in flows:
+        with suppress(MetaflowException):
+            return Run(f"{flow}/{run_id}")
+    recent: list[Run] = []
+    for flow in flows:
+        with suppress(NeverRunError):
+            recent += runs_of(flow, limit=_SEARCHED_RUNS)
+    matching = [run for run in recent if str(run.id).endswith(run_id)]
+    if len(matching) == 1:
+        return matching[0]
+    if matching:
+        raise UserError(
+            f"{len(matching)} runs of {' or '.join(flows)} end with {run_id}.", "Give more digits of the id."
+        )
+    raise UserError(f"There is no run {run_id} of {' or '.join(flows)}.", ADVICE)
 
 
 def ended_tasks(runs: Iterable[Any], step: str, artifacts: Iterable[str]) -> Iterator[Any]:

@@ -96,7 +96,7 @@ class Profile:
         self._failed: str | None = None
         self._card_seconds = 0.0
         self._ending = threading.Event()
-        self._drawer = threading.Thread(target=self._draw_in_turn, name="gpu-profile-card", daemon=True)
+        self._drawer = threading.Thread(target=self._draw_loop, name="gpu-profile-card", daemon=True)
 
     def start(self) -> None:
         """Start sampling, and drawing the card if there is one."""
@@ -401,7 +401,7 @@ class Profile:
             for busy_seconds, seconds in [samples.gpu_utilization[i]]
         )
 
-    def _draw_in_turn(self) -> None:
+    def _draw_loop(self) -> None:
         """Body of the card's thread: draw as often as the CPU budget allows."""
         pause = FIRST_CARD_SECONDS
         if self._usage is not None and not self._ending.wait(pause):

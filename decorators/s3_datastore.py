@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Trouble:
+class TransientError:
     """Error of an S3 request that may succeed later."""
 
     expired: bool  # whether the credentials have expired
@@ -51,20 +51,20 @@ class Trouble:
         )
 
 
-def trouble_of(error: BaseException) -> Trouble | None:
+def transient_error_of(error: BaseException) -> TransientError | None:
     """Return the error if a retry may help; None for a final error."""
     failure = failure_of(error)
     if failure.kind not in ("expired", "busy", "unreachable"):
         return None
-    return Trouble(expired=failure.kind == "expired", name=failure.code)
+    return TransientError(expired=failure.kind == "expired", name=failure.code)
 
 
 @dataclass(kw_only=True)
 class OutageWait:
     """Retries requests to an unavailable datastore, with one time limit per process."""
 
-    away_s: float
-    answered: bool = False
+    max_outage_s: float
+    has_responded: bool = False
     print_final_error: bool = True
     """Whether to print the final error: a task that cannot store its results shows only Metaflow's error."""
     report: Callable[[str], None] = _metaflow.print_line
@@ -84,29 +84,29 @@ class OutageWait:
         ``since``: time of the datastore's last response, by ``clock``; None: now. Even if it was long ago,
         requests are retried for a few seconds.
         """
-        start, last_trouble = self.clock(), ""
+        start, last_reported = self.clock(), ""
         if since is not None:
-            start = max(since, start - self.away_s + min(FIRST_S, self.away_s / 2))
+            start = max(since, start - self.max_outage_s + min(FIRST_S, self.max_outage_s / 2))
         while True:
             try:
                 response = operation()
             except Exception as error:
-                trouble = trouble_of(error)
-                self.answered = self.answered or trouble is None
-                if trouble is None:
+                transient = transient_error_of(error)
+                self.has_responded = self.has_responded or transient is None
+                if transient is None:
                     raise
                 waited = self.clock() - start
-                limit = self._limit(trouble)
+                limit = self._limit(transient)
                 if waited >= limit:
-                    raise self._end(trouble.error(where, waited)) from None
+                    raise self._end(transient.error(where, waited)) from None
             else:
-                self.answered = True
+                self.has_responded = True
                 return response
-            if trouble.text != last_trouble:
-                last_trouble = trouble.text
-                self.report(f"The datastore {where} {last_trouble}; retrying for {format_duration(limit)}.")
+            if transient.text != last_reported:
+                last_reported = transient.text
+                self.report(f"The datastore {where} {last_reported}; retrying for {format_duration(limit)}.")
             self.sleep(min(PAUSE_S, limit - waited))
-            if trouble.expired:
+            if transient.expired:
                 renew()
 
     def stop(self) -> None:
@@ -114,19 +114,19 @@ class OutageWait:
         self._finished = True
 
     def _end(self, error: UserError) -> UserError:
-        if self.print_final_error and self.answered and not self._finished:
+        if self.print_final_error and self.has_responded and not self._finished:
             self.report(error.problem)
             self.report(error.advice)
             _metaflow.give_up_datastore()
         self._finished = True
         return error
 
-    def _limit(self, trouble: Trouble) -> float:
+    def _limit(self, transient: TransientError) -> float:
         if self._finished:
             return 0.0
-        if self.answered:
-            return self.away_s
-        return 0.0 if trouble.expired else min(FIRST_S, self.away_s)
+        if self.has_responded:
+            return self.max_outage_s
+        return 0.0 if transient.expired else min(FIRST_S, self.max_outage_s)
 
 
 _outage_wait: OutageWait | None = None
@@ -138,7 +138,7 @@ def outage_wait() -> OutageWait:
     Raises UserError if FINETUNE_DATASTORE_TIMEOUT is not a number of minutes.
     """
     global _outage_wait
-    _outage_wait = _outage_wait or OutageWait(away_s=_metaflow.datastore_timeout_s())
+    _outage_wait = _outage_wait or OutageWait(max_outage_s=_metaflow.datastore_timeout_s())
     return _outage_wait
 
 
@@ -182,7 +182,7 @@ class S3Storage:
         try:
             self._call(lambda: self._client.download_file(self._bucket, self._key(key), str(path)))
         except self._error as error:
-            self._missing(error, key)
+            self._raise_if_missing(error, key)
             raise
 
     def put_bytes(self, key: str, data: bytes) -> None:
@@ -196,7 +196,7 @@ class S3Storage:
         try:
             return self._call(read)
         except self._error as error:
-            self._missing(error, key)
+            self._raise_if_missing(error, key)
             raise
 
     def size(self, key: str) -> int | None:
@@ -240,6 +240,6 @@ class S3Storage:
     def describe(self, key: str) -> str:
         return f"s3://{self._bucket}/{self._key(key)}"
 
-    def _missing(self, error: Exception, key: str) -> None:
+    def _raise_if_missing(self, error: Exception, key: str) -> None:
         if failure_of(error).is_missing:
             raise FileNotFoundError(self.describe(key)) from None

@@ -41,7 +41,7 @@ from estimator.rightsizing.recommend import Recommendation, recommend
 from estimator.rightsizing.usage import Sizes
 from estimator.terminal import print
 
-INFERENCE_GPUS = (1, 2, 4, 8)  # that share one copy of a model, layer by layer
+INFERENCE_GPUS = (1, 2, 4, 8)  # GPU counts over which one copy of a model is split, layer by layer
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?)B?", re.IGNORECASE)
 
 
@@ -180,7 +180,7 @@ class StepSizing:
         requests = []
         for number, needs in enumerate(choices):
             try:
-                requests.append(_chosen(needs, gpu, step, options, local=local))
+                requests.append(_cheapest_request(needs, gpu, step, options, local=local))
             except UserError:  # noqa: PERF203 - a few
                 if number == len(choices) - 1 and not requests:
                     raise  # none of them fits
@@ -236,7 +236,7 @@ def _request_of(recommendation: Recommendation, step: StepView, options: Options
     memory = sizes.memory_mib or current_sizes.memory_mib
     needs = needs_of(recommendation, replace(sizes, memory_mib=memory))
     if needs is not None and step.backend() != "local":
-        return _chosen(needs, None, step, options, local=False)
+        return _cheapest_request(needs, None, step, options, local=False)
     return Request(
         nodes=1,
         gpus_per_node=sizes.gpus or 0,
@@ -248,7 +248,9 @@ def _request_of(recommendation: Recommendation, step: StepView, options: Options
     )
 
 
-def _chosen(needs: Needs, gpu: str | None, step: StepView, options: Options, *, local: bool) -> Request:
+def _cheapest_request(
+    needs: Needs, gpu: str | None, step: StepView, options: Options, *, local: bool
+) -> Request:
     """Choose the cheapest machine of the step's backend."""
     target = Target(
         kind=step.backend(),
@@ -260,7 +262,7 @@ def _chosen(needs: Needs, gpu: str | None, step: StepView, options: Options, *, 
         return choose_machine(needs, target, Goals())
     with planning_for(build_destination(step, options)):
         cluster = find_cluster(step.backend(), gpu)
-    return choose_machine(needs, target, Goals(cluster=cluster.open if cluster is not None else None))
+    return choose_machine(needs, target, Goals(cluster=cluster.usable if cluster is not None else None))
 
 
 def _price(request: Request) -> tuple[bool, float, int]:
@@ -280,12 +282,8 @@ def _bytes(name: str, value: Any) -> int | None:
     """Return a size in bytes: "40GiB", "40Gi", "40 GB", or a number of bytes. Raises UserError."""
     if value is None:
         return None
-    recommendation = _SIZE.fullmatch(str(value).strip())
-    text = (
-        f"{recommendation[1]}{recommendation[2][0].upper()}{'i' * (len(recommendation[2]) > 1)}"
-        if recommendation
-        else str(value)
-    )
+    match = _SIZE.fullmatch(str(value).strip())
+    text = f"{match[1]}{match[2][0].upper()}{'i' * (len(match[2]) > 1)}" if match else str(value)
     try:
         size = int(quantity(text))
     except UserError:

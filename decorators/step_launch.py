@@ -46,7 +46,7 @@ _plan_once = Once()
 
 
 class Decorator(Protocol):
-    """``@gpu_profile`` of one step, as the launch needs it."""
+    """Interface of ``@gpu_profile`` that the launch uses."""
 
     options: dict[str, Any]
     planner: Resolver | None
@@ -66,7 +66,7 @@ class StepLaunch(LaunchMixin):
     def __init__(self, decorator: Decorator) -> None:
         self._decorator = decorator
         self.variable = decorator.variable
-        # Sizes are carried by the decorator itself, each step's own alone
+        # Sizes are carried by the decorator itself, separately for each step
         self.carried = () if decorator.sizes is not None else (self.variable, STAGED_VARIABLE)
 
     def launch(self, step: StepView) -> None:

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 SIZES_VARIABLE = "FINETUNE_SIZES"  # JSON: step -> its requested sizes
 PARAMETERS_VARIABLE = "FINETUNE_PARAMETERS"  # JSON: parameter -> number or digest, in the launching process
-FIRST_RECORD_S = 10.0  # after which a task that is still running leaves a first record
-RECORD_S = 60.0  # between two of them
+FIRST_RECORD_S = 10.0  # time after which a running task stores its first record
+RECORD_S = 60.0  # interval between records
 MOST_RECORDS = 60  # of a step that are read, the newest
 _GPU_MEMORY = re.compile(r"CUDA|HIP|GPU|torch\.(cuda\.)?OutOfMemoryError|CUBLAS")
 _MB = 10**6
@@ -46,7 +46,7 @@ def usage_storage() -> MetaflowStorage:
 
 
 def configured_usage_storage() -> MetaflowStorage:
-    """Return the same of the datastore that Metaflow is configured with, outside of a run."""
+    """Return the storage of all flows' usage records in Metaflow's configured datastore, outside of a run."""
     return MetaflowStorage(_metaflow.configured_storage(), "finetune-usage")
 
 
@@ -112,7 +112,7 @@ def _largest(name: str, *tables: Mapping[str, Any]) -> float | None:
 
 
 def set_sizes(step: str, sizes: Sizes) -> None:
-    """Note a step's requested sizes for its tasks, in this process's environment."""
+    """Store a step's requested sizes for its tasks, in this process's environment."""
     os.environ[SIZES_VARIABLE] = json.dumps({**_all_sizes(), step: asdict(sizes)})
 
 
@@ -212,7 +212,7 @@ class UsageRecorder:
 
 
 def keep(usage: Usage) -> None:
-    """Write a record; a datastore that refuses never breaks a step."""
+    """Write a record; an error of the datastore never breaks a step."""
     try:
         usage_storage().put_bytes(key_of(usage), usage.to_json().encode())
     except Exception as error:  # noqa: BLE001 - whatever a datastore may raise
@@ -250,7 +250,7 @@ def note_kill(run: str, step: str, task: str, attempt: int) -> None:
 def with_killed(history: Sequence[Usage], now: float) -> list[Usage]:
     """Return the history with tasks that were killed at their memory limit counted as out of memory.
 
-    A task that was killed leaves its last record as "running". Others of that kind are left out.
+    The last record of a killed task has the ending "running"; other such records are omitted.
     """
     result = []
     for usage in history:

@@ -167,7 +167,7 @@ def stacked(chart: Chart, console: Console) -> Iterator[Text]:
 
     colors = console.color_system in _FINE
     names = max(len(bar.name) for bar in chart.bars)
-    endings = [_ending(bar, chart.capacity_bytes) for bar in chart.bars]
+    endings = [_bar_label(bar, chart.capacity_bytes) for bar in chart.bars]
     width = max(console.width - names - 3 - max(len(ending) for ending in endings), 20)
     capacity = chart.shown_capacity_bytes
     end = max(chart.longest_bytes, capacity or 0)
@@ -184,7 +184,7 @@ def stacked(chart: Chart, console: Console) -> Iterator[Text]:
     yield from _legend_lines(chart.categories, console.width, colors)
 
 
-def _ending(bar: Bar, capacity: int | None) -> str:
+def _bar_label(bar: Bar, capacity: int | None) -> str:
     """Format the label of a bar: needed memory, its upper end, and whether it exceeds the GPU."""
     text = f"{format_bytes(bar.needs_bytes)}, up to {format_bytes(bar.upper_bytes)}"
     return text + (", too much" if capacity is not None and bar.needs_bytes > capacity else "")

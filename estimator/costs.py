@@ -28,7 +28,7 @@ class Span:
 
     hours: float | None  # None: the end is unknown
     failed: bool
-    usd_per_hour: float | None  # of its share of the node; None: unknown
+    usd_per_hour: float | None  # price of the used share of the node; None: unknown
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,7 +50,7 @@ class Total:
     runs: int
     hours: float
     failed_hours: float  # part of ``hours`` in failed attempts
-    usd: float | None  # of the hours with a known price; None: no price is known
+    usd: float | None  # price of the priced hours; None: no price is known
     unpriced_hours: float
     unfinished: int  # attempts that are not counted, as their end is unknown
 
@@ -84,7 +84,7 @@ def total(name: str, costs: Iterable[RunCost]) -> Total:
     )
 
 
-def begin_of(since: str, now: datetime) -> datetime:
+def parse_since(since: str, now: datetime) -> datetime:
     """Parse ``30d``, ``12h``, ``2w`` or a date to a point in time. Raises UserError for anything else."""
     match = re.fullmatch(r"(\d+)([hdw])", since.strip())
     try:

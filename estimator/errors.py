@@ -7,7 +7,7 @@ from typing import Any
 from estimator.formatting import printable
 from estimator.suggestions import Suggestion, format_suggestion
 
-MISTAKE = 2
+USER_ERROR_STATUS = 2
 """Exit status of a command that ends with a UserError before it starts to work; click's for wrong options."""
 
 

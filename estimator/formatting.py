@@ -55,6 +55,17 @@ def format_usd(amount: float | None) -> str:
     return "unknown" if amount is None else f"${amount:,.2f}"
 
 
+def format_count(count: int, noun: str) -> str:
+    """Format a count with its noun in the right number: "1 node", "2,048 tokens", "8 processes"."""
+    ending = "" if count == 1 else "es" if noun.endswith("s") else "s"
+    return f"{count:,} {noun}{ending}"
+
+
 def format_list(names: Sequence[str]) -> str:
     """Join names into a phrase: "full, lora and qlora"."""
     return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names)
+
+
+def format_parameters(count: float) -> str:
+    """Format a number of parameters, such as "5.2 M parameters" or "8.03 B parameters"."""
+    return f"{count / 1e9:.2f} B parameters" if count >= 1e8 else f"{count / 1e6:.1f} M parameters"

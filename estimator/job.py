@@ -51,9 +51,9 @@ class Job:
 
     model: ModelSpec
     method: RequestedMethod = "full"
-    methods: tuple[LaunchedMethod, ...] = AUTOMATIC_METHODS  # that method "auto" may take
+    methods: tuple[LaunchedMethod, ...] = AUTOMATIC_METHODS  # candidates of method "auto"
     engine: RequestedEngine = "torchtune"
-    engines: tuple[LaunchedEngine, ...] = LAUNCHED_ENGINES  # that engine "auto" may take
+    engines: tuple[LaunchedEngine, ...] = LAUNCHED_ENGINES  # candidates of engine "auto"
     task: Task = "sft"
     seq_len: int = DEFAULT_SEQ_LEN
     global_batch_size: int = 8  # sequences for each optimizer step, over all processes
@@ -72,15 +72,15 @@ class Job:
     rslora: bool = False  # adapters scaled by alpha / sqrt(rank); memory and speed are the same
     quantization: LaunchedQuantization = "nf4-double"  # of qlora's base
     llama_adapter: LlamaAdapter = field(default_factory=LlamaAdapter)
-    trained_modules: tuple[str, ...] = ()  # of TRAINED_MODULES, trained in full next to LoRA adapters
+    trained_modules: tuple[str, ...] = ()  # values of TRAINED_MODULES, fully trained next to LoRA adapters
     new_tokens: int = 0  # rows of the model's embedding and head that it was not published with
     packing: bool | None = False
     longest_first: bool = True  # batches that vary in length begin with the longest
-    expandable_segments: bool = True  # of the CUDA allocator: freed blocks of any size are used again
+    expandable_segments: bool = True  # option of the CUDA allocator against fragmentation
     compile: bool | None = False
     liger: bool | None = False  # Liger-Kernel's kernels in place of the model's own
     vision: Vision | None = None  # how the tower of a vision-language model is trained; None: text alone
-    images_per_row: int = 1  # where ``vision`` is set
+    images_per_row: int = 1  # images per sequence, with ``vision``
     image_size: int = IMAGE_SIDE  # pixels of the side of a square image
     optimizer_in_backward: bool = False  # applies each gradient immediately, without accumulation
     zero_stage: int | None = None
@@ -98,6 +98,14 @@ class Job:
     expert_parallel: int | None = None
 
     def __post_init__(self) -> None:
+        self._check_choices()
+        self._check_numbers()
+        self._check_sharding()
+        self._check_engine()
+        self._check_trained_parts()
+        self._check_degrees()
+
+    def _check_choices(self) -> None:
         _one_of("method", self.method, get_args(RequestedMethod))
         _one_of("task", self.task, get_args(Task))
         _one_of("engine", self.engine, get_args(RequestedEngine))
@@ -110,6 +118,8 @@ class Job:
             _one_of("recompute.what", self.recompute, get_args(Recompute))
         if self.vision is not None:
             _one_of("vision", self.vision, get_args(Vision))
+
+    def _check_numbers(self) -> None:
         for name in (
             "seq_len",
             "images_per_row",
@@ -143,7 +153,8 @@ class Job:
             )
         if self.zero_stage is not None and self.zero_stage not in (0, 1, 2, 3):
             raise UserError(f"--zero-stage {self.zero_stage} is not possible: it is 0, 1, 2 or 3.")
-        self._check_sharding()
+
+    def _check_engine(self) -> None:
         if self.offload == "cpu" and self.zero_stage == 0:
             raise UserError(
                 "--zero-offload cpu needs ZeRO stage 1, 2 or 3.", "Leave --zero-stage to the planner."
@@ -159,23 +170,24 @@ class Job:
             and not ENGINES[self.engine].optimizer_in_backward
         ):
             raise UserError(
-                f"--optimizer-in-backward: {self.engine} has no such thing.",
-                "Use --engine torchtune, which has."
+                f"--optimizer-in-backward is not supported by engine {self.engine}.",
+                "Use --engine torchtune, or remove the option."
                 if self.task in ENGINES["torchtune"].tasks
-                else "Leave it out.",
+                else "Remove the option.",
             )
+
+    def _check_trained_parts(self) -> None:
         if self.method != "auto" and METHODS[self.method].llama_adapter:
             self.llama_adapter.check(self.model)
         if unknown := set(self.trained_modules) - set(TRAINED_MODULES):
             raise UserError(
-                f"--modules-to-save names {', '.join(sorted(unknown))}, which is not known.",
-                f"Name some of {', '.join(TRAINED_MODULES)}.",
+                f"--modules-to-save has unknown modules: {', '.join(sorted(unknown))}.",
+                f"Choose from {', '.join(TRAINED_MODULES)}.",
             )
         if self.low_rank:
             if not self.lora_targets:
                 raise UserError("--lora-targets is empty: no layer would be trained.")
-            self.model.lora_parameters(self.lora_rank, self.lora_targets)
-        self._check_degrees()
+            self.model.lora_parameters(self.lora_rank, self.lora_targets)  # refuses unknown targets
 
     def _check_sharding(self) -> None:
         """Refuse options of one engine's sharding with another engine."""
@@ -190,7 +202,7 @@ class Job:
                 "Leave them out, or use --engine deepspeed.",
             )
         if fsdp and (zero or (engine and engine.sharding_options != "fsdp")):
-            reason = "ZeRO is asked for" if zero else f"the engine is {self.engine}"
+            reason = "ZeRO is requested" if zero else f"the engine is {self.engine}"
             raise UserError(
                 f"--fsdp-sharding and --fsdp-replicas belong to FSDP2; {reason}.",
                 "Leave them out, or use --engine fsdp2.",
@@ -237,16 +249,16 @@ class Job:
 
     @property
     def low_rank(self) -> bool:
-        """Whether the adapters are LoRA's kind of matrices."""
+        """Whether adapters are low-rank matrices (LoRA, DoRA), or may be with method "auto"."""
         return self.method == "auto" or METHODS[self.method].low_rank
 
-    def uses_zero(self, engine: str) -> bool:
-        """Whether the job has options of ZeRO with this engine: offload is one except with FSDP engines."""
+    def has_zero_options(self, engine: str) -> bool:
+        """Whether ZeRO options are set: a stage, or offload with an engine that does not use FSDP."""
         takes_fsdp = engine != "auto" and ENGINES[engine].sharding_options == "fsdp"
         return self.zero_stage is not None or (self.offload != "none" and not takes_fsdp)
 
     @property
-    def uses_fsdp(self) -> bool:
+    def has_fsdp_options(self) -> bool:
         """Whether the job has options of FSDP2's sharding."""
         return self.fsdp_sharding is not None or self.replicas is not None
 
@@ -306,17 +318,17 @@ class Target:
         for name in ("nodes", "gpus"):
             if getattr(self, name) is not None:
                 _at_least_one(name, getattr(self, name))
-        if self.at_hand and self.machine is None:
+        if self.hardware_given and self.machine is None:
             raise UserError(f"A plan for {self.kind} needs a description of the machine.")
 
     @property
-    def at_hand(self) -> bool:
+    def hardware_given(self) -> bool:
         """Whether the hardware is given, instead of chosen by the planner."""
         return self.kind in ("local", "allocation")
 
     @property
-    def sharers(self) -> int:
-        """Number of nodes that share the one machine."""
+    def nodes_per_machine(self) -> int:
+        """Number of nodes on one machine: all on a local machine, otherwise 1."""
         return (self.nodes or 1) if self.kind == "local" else 1
 
 

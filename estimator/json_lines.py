@@ -1,4 +1,4 @@
-"""A file of lines that several processes may add to at a time, one line at once or not at all."""
+"""File of JSON lines to which several processes may append concurrently; each line is written atomically."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def option_name(setting: str) -> str:
     return SHORT_OPTIONS.get(setting, f"--{name}")
 
 
-def option_words(setting: str, value: object) -> tuple[str, ...]:
+def option_arguments(setting: str, value: object) -> tuple[str, ...]:
     """Return the command-line words that give a setting this value; ``--no-NAME`` for False."""
     name = option_name(setting)
     if isinstance(value, bool):

@@ -62,7 +62,7 @@ class MemoryEstimate:
 
     categories: tuple[tuple[str, int], ...]
     needs_range: tuple[int, int]
-    shows_bytes: int  # of the whole process
+    shows_bytes: int  # of the complete process
     shows_range: tuple[int, int]
     capacity_bytes: int | None  # memory that one GPU (or, on a CPU, this process's share) offers
     host_bytes: int  # host memory of one whole node
@@ -188,7 +188,7 @@ class Request:
     spot: bool = False  # on nodes that may be interrupted at any time
     gpu_assumed: bool = False  # GPU named by the user, not by a node label
     node_labels: tuple[tuple[str, str], ...] = ()
-    """Labels that a node must carry, as (name, value); what cannot select by them ignores them."""
+    """Labels that a node must have, as (name, value). Backends without node selectors ignore them."""
 
     @property
     def gpus(self) -> str:
@@ -266,14 +266,14 @@ class Interruptions:
 
     nodes: int
     per_node_hour: float  # interruptions per node and hour
-    source: str  # of that rate
-    checkpoint_seconds: float  # that training stands still for one
+    source: str  # source of the rate
+    checkpoint_seconds: float  # pause of training per checkpoint
     checkpoint_basis: str
-    store_seconds: float  # until a checkpoint is stored for other nodes, during training
+    store_seconds: float  # time to upload a checkpoint to shared storage, during training
     restart_seconds: float  # from the loss of a node to the first step
-    interval_seconds: float  # of training from one checkpoint to the next
-    steps: int | None = None  # the same in optimizer steps; None: the speed is not known
-    expected: float | None = None  # in the whole run
+    interval_seconds: float  # training time between checkpoints
+    steps: int | None = None  # interval in optimizer steps; None: the speed is unknown
+    expected: float | None = None  # number of interruptions in the complete run
     lost_hours: float | None = None  # hours of the run without progress
     ends_well: float | None = None  # probability of at most as many interruptions as the run tolerates
 
@@ -294,7 +294,7 @@ class Prediction:
     usd_per_hour: float | None  # of all nodes
     usd: float | None
     throughput_basis: str = ""
-    tokens: int | None = None  # of the whole job
+    tokens: int | None = None  # of the complete job
     price_kind: Literal["on demand", "spot"] = "on demand"
     price_source: str = ""
     mfu: float | None = None  # model FLOP/s over the dense bf16 peak
@@ -332,9 +332,9 @@ class Generation:
     """Generation of the answers that a model is trained on, and the stages before it."""
 
     batch_sequences: int  # answers that are generated together, at most
-    batch_tokens: int  # of all of them, padding and new tokens included, at most
+    batch_tokens: int  # maximum tokens of a batch, including padding and new tokens
     prompt_tokens: int  # the longest prompt that this was planned for
-    fits: bool | None  # whether one prompt's answers of the longest length do; None: not known
+    fits: bool | None  # whether all answers to one prompt fit at maximum length; None: unknown
     stages: tuple[Stage, ...]
 
     def stage(self, name: str) -> Stage | None:
@@ -358,8 +358,8 @@ class LearningRate:
 
     rule: Literal["sqrt", "linear"]
     value: float
-    source: str  # of the rule
-    run: str  # that it starts from
+    source: str  # source of the rule
+    run: str  # published run that the rate is scaled from
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -376,13 +376,13 @@ class Plan:
     prediction: Prediction
     why: tuple[str, ...] = ()
     overrides: tuple[Override, ...] = ()
-    rejected: tuple[str, ...] = ()  # nearest alternatives and why they were not taken
+    rejected: tuple[str, ...] = ()  # nearest alternatives, with the reason for each rejection
     learning_rates: tuple[LearningRate, ...] = ()  # hints
     task: str = "sft"
     settings: tuple[tuple[str, str], ...] | None = None
     """Settings that the plan was made for, where they differ from their defaults. None: not recorded."""
-    prepare: Request | None = None  # of the step that fetches weights and data; None: as the whole request
-    evaluate: Request | None = None  # of the step that compares base and result; None: as the whole request
+    prepare: Request | None = None  # of the preparation of weights and data; None: same as ``request``
+    evaluate: Request | None = None  # of the evaluation; None: same as ``request``
     generation: Generation | None = None  # of rejection sampling
     packing: bool = False  # several rows are packed into one sequence
     liger: bool = False  # Liger-Kernel's kernels
@@ -424,7 +424,7 @@ class Plan:
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
-        """Read :meth:`to_json`'s text; raises ValueError on another schema version or a wrong shape."""
+        """Parse the output of :meth:`to_json`; raises ValueError for another schema or a wrong field."""
         from pydantic import ValidationError
 
         try:

@@ -122,7 +122,7 @@ def _explain_hub(error: Exception, kind: str, name: str) -> UserError:
 
 
 def s3_location(url: str) -> tuple[str, str]:
-    """Bucket and key of s3://bucket/key; raises UserError where one of them is missing."""
+    """Split s3://bucket/key into (bucket, key); raises UserError if one of them is missing."""
     bucket, _, key = url.removeprefix("s3://").partition("/")
     if not bucket or not key.strip("/"):
         raise UserError(f"{url} names no file or folder.", "Write s3://bucket/path")

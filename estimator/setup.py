@@ -68,8 +68,10 @@ class Answers:
     """Answers that are generated and rewarded in each step (grpo)."""
 
     length: int | None = None  # tokens, of seq_len; None: default_answer_len
-    compares: bool | None = None  # KL divergence from the initial model in the loss; None: with adapters
-    reward_parameters: int = 0  # of a reward model that scores them
+    compares_reference: bool | None = (
+        None  # KL divergence from the initial model in the loss; None: with adapters
+    )
+    reward_parameters: int = 0  # size of the reward model that scores the answers; 0: none
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,10 +91,10 @@ class Setup:
     lora_targets: tuple[str, ...] = PROJECTIONS  # may include "lm_head" and "embed_tokens"
     lora_experts: bool = False  # PEFT's adapters on the tensors that hold a block's experts
     llama_adapter: LlamaAdapter = field(default_factory=LlamaAdapter)
-    trained_modules: tuple[str, ...] = ()  # of TRAINED_MODULES, fully trained together with adapters
+    trained_modules: tuple[str, ...] = ()  # values of TRAINED_MODULES, fully trained next to adapters
     quantization: Quantization = "none"  # of the frozen base; QLoRA is lora with nf4 or nf4-double
     upcast_frozen: bool = False  # keep its 16-bit parts in fp32 (PEFT: prepare_model_for_kbit_training)
-    undivided_base: bool = False  # of a type that ZeRO-3 cannot shard: each process holds all of it
+    undivided_base: bool = False  # quantized weights that ZeRO-3 cannot shard: each process has all
 
     precision: Precision = "bf16"
     fp8: Fp8 = "none"  # of the matrix products
@@ -129,7 +131,7 @@ class Setup:
     recompute_every: int = 1  # one of this many blocks is checkpointed
     activation_offload: bool = False
     vision: Vision | None = None  # how the tower of a vision-language model is trained; None: text alone
-    images_per_row: int = 1  # of a sequence, where ``vision`` is set
+    images_per_row: int = 1  # images per sequence, with ``vision``
     image_size: int = IMAGE_SIDE  # pixels of the side of a square image
     compile: bool = False
     loss: LossKind = "plain"
@@ -222,7 +224,7 @@ class Setup:
         return METHODS[self.method].llama_adapter
 
     @property
-    def sharded_alone(self) -> bool:
+    def fsdp_in_one_process(self) -> bool:
         """Whether FSDP2 wraps the model in a single process, for its mixed precision or CPU offload.
 
         launchers/engines/fsdp2/sharding.py, _is_divided.
@@ -237,7 +239,7 @@ class Setup:
 
         launchers/engines/fsdp2/master_weights.py.
         """
-        alone = self.engine == "fsdp2" and self.world_size == 1 and not self.sharded_alone
+        alone = self.engine == "fsdp2" and self.world_size == 1 and not self.fsdp_in_one_process
         return alone and self.precision in ("bf16-mixed", "fp16-mixed")
 
     @property
@@ -269,8 +271,8 @@ class Setup:
         (launchers/evaluation/reference.py); other engines hold a frozen copy of the initial model.
         """
         task = TASKS[self.task]
-        compares = self.adapters if self.answers.compares is None else self.answers.compares
-        if task.draws_answers and compares:
+        compares = self.answers.compares_reference
+        if task.draws_answers and (self.adapters if compares is None else compares):
             return "adapters-off" if self.adapters else "copy"
         if not task.compares:
             return "none"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from estimator.option_names import option_name, option_words
+from estimator.option_names import option_arguments, option_name
 
 Suggestion = dict[str, object]
 """New values by setting, to be changed together. None removes the option from the command.
@@ -65,5 +65,5 @@ def _words(suggestion: Suggestion) -> list[str]:
         argument
         for setting, value in suggestion.items()
         if value is not None
-        for argument in option_words(setting, value)
+        for argument in option_arguments(setting, value)
     ]

@@ -45,7 +45,7 @@ def _console_class() -> type[Console]:
     from rich.segment import Segment
 
     class PrintableConsole(Console):
-        """Console whose segments are escaped after their layout: a hostile cell is cropped, nothing moves."""
+        """Console that escapes control characters after the layout, so that columns stay aligned."""
 
         def render(self, *arguments: Any, **options: Any) -> Iterable[Segment]:
             for segment in super().render(*arguments, **options):

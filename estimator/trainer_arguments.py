@@ -1,7 +1,7 @@
 """A plan as arguments of other trainers: transformers and TRL, DeepSpeed, Accelerate, Lightning.
 
-Plain values only, so that nothing needs to be installed to make them. What a plan does not decide (learning
-rate, epochs, dataset) is left to the user.
+The arguments are plain values, so none of these packages must be installed. Values that a plan does not
+decide (learning rate, epochs, dataset) are left to the user.
 """
 
 from __future__ import annotations

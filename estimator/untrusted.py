@@ -15,13 +15,13 @@ from typing import Any
 from estimator.errors import UserError
 
 MAX_DEPTH = 100
-"""Nesting of JSON and YAML; Python's own limit of about 1,000 would end in whatever walks the value later."""
+"""Maximum nesting of JSON and YAML, far below Python's recursion limit of about 1,000."""
 MAX_TEXT_BYTES = 64 * 2**20
-"""Of a model's or tokenizer's JSON file; the largest published tokenizer.json have about 33 MB."""
+"""Maximum size of a JSON file of a model or tokenizer. Published tokenizer.json have up to 33 MB."""
 MAX_PACKED_BYTES = 16 * 2**20
-"""Of what an environment variable carries; the largest plans have about 30 KB."""
+"""Maximum unpacked size of the text in an environment variable. The largest plans have about 30 KB."""
 MAX_YAML_BYTES = 128 * 2**10
-"""Of settings and other YAML files: PyYAML takes up to 3 s/MiB, and 25 s/MiB without its part in C."""
+"""Maximum size of a YAML file. PyYAML takes up to 3 s/MiB, or 25 s/MiB without its C extension."""
 _MAX_NAME = 200  # characters; file systems allow 255 bytes
 _SNAPSHOTS, _BLOBS = "snapshots", "blobs"  # folders of a repository in the Hugging Face cache
 
@@ -145,7 +145,7 @@ def resolve_inside(folder: Path, name: str) -> Path:
     return _resolved(folder, folder / path)
 
 
-def files_inside(folder: Path) -> list[Path]:
+def list_contained_files(folder: Path) -> list[Path]:
     """List all files of a folder and its subfolders, sorted; raises UserError if a link leads out of it.
 
     Allowed are links from a snapshot in a Hugging Face cache to the ``blobs`` of the same repository. A

@@ -31,7 +31,7 @@ Precision = Literal[
     "fp32",  # everything in fp32
     "bf16",  # everything in bf16, including the optimizer's states
     "bf16-mixed",  # fp32 weights kept, bf16 copies made where they are gathered or used by the engine
-    "fp16-mixed",  # the same with fp16 copies, and a loss that is scaled so that gradients do not underflow
+    "fp16-mixed",  # like bf16-mixed with fp16 copies, and a scaled loss against underflow of gradients
     "bf16-autocast",  # fp32 weights, gradients and states; torch.autocast casts around each product
     "fp16-autocast",
 ]
@@ -82,7 +82,7 @@ def product_type(precision: str) -> ProductType:
 class MethodSpec:
     """Properties of a training method."""
 
-    description: str  # what it trains, for help
+    description: str  # trained weights, for help texts
     base: Method  # the method of the training step, whose quantization is separate
     adapters: bool = True  # adapters are trained and the base model is frozen
     low_rank: bool = False  # the adapters are LoRA's matrices, which can be switched off
@@ -261,15 +261,15 @@ class QuantizationSpec:
     """Storage format of the weights of a quantized base model."""
 
     description: str
-    weight_bytes: float  # of a weight with its scales
+    weight_bytes: float  # bytes per weight, including scales
 
 
 QUANTIZATIONS: Mapping[str, QuantizationSpec] = {
     "nf4-double": QuantizationSpec(
-        description="4 bits a weight (NF4), their scales in 8", weight_bytes=0.516
+        description="4 bits per weight (NF4), their scales in 8", weight_bytes=0.516
     ),
-    "nf4": QuantizationSpec(description="4 bits a weight (NF4), their scales in 32", weight_bytes=0.5625),
-    "int8": QuantizationSpec(description="8 bits a weight, a scale for each row", weight_bytes=1.0),
+    "nf4": QuantizationSpec(description="4 bits per weight (NF4), their scales in 32", weight_bytes=0.5625),
+    "int8": QuantizationSpec(description="8 bits per weight, a scale for each row", weight_bytes=1.0),
 }
 
 
@@ -318,7 +318,7 @@ class EngineSpec:
     tasks: tuple[Task, ...] = ()
     methods: tuple[LaunchedMethod, ...] = LAUNCHED_METHODS
     optimizers: tuple[LaunchedOptimizer, ...] = LAUNCHED_OPTIMIZERS
-    shardings: tuple[Sharding, ...] = ("none",)  # of a single process first, then of several
+    shardings: tuple[Sharding, ...] = ("none",)  # the first is for a single process
     sharding_options: Literal["none", "zero", "fsdp"] = "none"  # the section of the settings that it reads
     offload: StateOffload = "none"  # states that offload moves off the GPU
     streams: bool = False  # cuts one stream of tokens into pieces of seq_len: every batch is full

@@ -94,7 +94,7 @@ class ChecklistFlow(FlowSpec):
     apply = option("apply")
     most_share = option("most_share")
 
-    @node_request(decide=launch.ask, role="small")
+    @node_request(decide=launch.build_request, role="small")
     @step
     def start(self) -> None:
         """Read the options and decide the number of nodes."""
@@ -111,7 +111,7 @@ class ChecklistFlow(FlowSpec):
         self.topology = "many" if self.run_config.options.nodes > 1 else "one"
         self.next({"one": self.check, "many": self.fan_out}, condition="topology")
 
-    @node_request(decide=launch.ask, role="small")
+    @node_request(decide=launch.build_request, role="small")
     @step
     def fan_out(self) -> None:
         """Choose the ports and the shared secret of the nodes, and start one task per node."""
@@ -120,7 +120,7 @@ class ChecklistFlow(FlowSpec):
         self.next(self.check_nodes, num_parallel=self.run_config.options.nodes)
 
     @catch_node_failure("lost")
-    @node_request(decide=launch.ask)
+    @node_request(decide=launch.build_request)
     @step
     def check(self) -> None:
         """Test one node."""
@@ -130,7 +130,7 @@ class ChecklistFlow(FlowSpec):
         self.next(self.verdict)
 
     @catch_node_failure("lost")
-    @node_request(decide=launch.ask)
+    @node_request(decide=launch.build_request)
     @parallel
     @step
     def check_nodes(self) -> None:
@@ -145,7 +145,7 @@ class ChecklistFlow(FlowSpec):
         )
         self.next(self.gather)
 
-    @node_request(decide=launch.ask, role="small")
+    @node_request(decide=launch.build_request, role="small")
     @step
     def gather(self, inputs: Any) -> None:
         """Collect the measurements of node 0 and the errors of all nodes."""
@@ -155,7 +155,7 @@ class ChecklistFlow(FlowSpec):
         self.next(self.verdict)
 
     @card(type="blank", id=CARD_ID)
-    @node_request(decide=launch.ask, role="small")
+    @node_request(decide=launch.build_request, role="small")
     @step
     def verdict(self) -> None:
         """Judge the measurements, with the history of earlier runs; print the result and draw the card."""
@@ -173,7 +173,7 @@ class ChecklistFlow(FlowSpec):
         write_blocks(current.card[CARD_ID], draw(judged, past_runs.runs, self.cluster))
         self.next(self.end)
 
-    @node_request(decide=launch.ask, role="small")
+    @node_request(decide=launch.build_request, role="small")
     @step
     def end(self) -> None:
         """Publish the result; then fail if training should not start."""

@@ -37,8 +37,8 @@ class FinetuneFlow(FinetuneRun):
         """Fetch the weights once for the cluster; tokenize the data once for all ranks."""
         self._prepare()
         self.topology = "many" if self.plan.layout.nodes > 1 else "one"
-        self.way = "encode" if TASKS[self.used_settings.task].images else self.topology
-        self.next({"encode": self.encode, "one": self.train, "many": self.fan_out}, condition="way")
+        self.branch = "encode" if TASKS[self.used_settings.task].images else self.topology
+        self.next({"encode": self.encode, "one": self.train, "many": self.fan_out}, condition="branch")
 
     @gpu_profile(plan=plan_from_parameters, request="encode")
     @retry(times=2, minutes_between_retries=0)

@@ -3,7 +3,7 @@
     python flows/finetune_linear_flow.py run
     python flows/finetune_linear_flow.py --config settings my.yaml step-functions create
 
-Everything else is as in flows/finetune_flow.py; several nodes are for that one.
+Use flows/finetune_flow.py for several nodes; everything else is the same.
 """
 
 from __future__ import annotations

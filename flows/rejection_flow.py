@@ -46,7 +46,7 @@ class RejectionFlow(RejectionRun):
     @gpu_profile(plan=plan_from_parameters, request="data")
     @step
     def prepare(self) -> None:
-        """Fetch the weights once for the cluster, those of a reward model too; make prompts of the rows."""
+        """Fetch the weights once for the cluster, including a reward model's; build prompts from the rows."""
         self._prepare_prompts()
         self.next(self.generate, foreach="drawing_nodes")
 
@@ -72,7 +72,7 @@ class RejectionFlow(RejectionRun):
     @gpu_profile(plan=plan_from_parameters, request="data")
     @step
     def select(self) -> None:
-        """Keep the best answers, and make the training data of them."""
+        """Select the best answers, and build the training data from them."""
         self._select()
         self.topology = "many" if self.plan.layout.nodes > 1 else "one"
         self.next({"one": self.train, "many": self.fan_out}, condition="topology")
@@ -147,7 +147,7 @@ class RejectionFlow(RejectionRun):
 
     @step
     def end(self) -> None:
-        """Print the mean score before and after training, and what a fine-tuning run prints."""
+        """Print the mean score before and after training, then the report of a fine-tuning run."""
         print(self.comparison.text())
         self._report()
 

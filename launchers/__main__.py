@@ -21,7 +21,7 @@ from typing import Annotated
 import typer
 
 from estimator import logs
-from estimator.errors import MISTAKE, UserError
+from estimator.errors import USER_ERROR_STATUS, UserError
 from estimator.terminal import print
 from launchers import settings
 from launchers.base.workdir import work_folder
@@ -29,7 +29,7 @@ from launchers.cluster.allocation import Allocation, node_address
 from launchers.cluster.hangup import outlive_shell
 from launchers.cluster.processes import outlive_parent
 from launchers.gang.failures import GangFailed, NodeLeft
-from launchers.scheduler.meeting import ElsewhereError
+from launchers.scheduler.rendezvous import RemoteUserError
 from launchers.scheduler.run import SchedulerRun, run
 from launchers.settings.options import translate
 
@@ -92,7 +92,7 @@ def launch(
     except UserError as error:
         logs.show_traceback(error)
         print(error, file=sys.stderr)
-        status = MISTAKE
+        status = USER_ERROR_STATUS
     except SystemExit as stopped:
         print(f"stopped by {stopped.code}\n{RESUME_HINT}", file=sys.stderr, flush=True)
         status = STOPPED
@@ -107,9 +107,9 @@ def _run(request: SchedulerRun, place: Allocation) -> int:
             logs.recording(request.log_file(place)),
         ):
             run(request, place, work)
-    except ElsewhereError as error:
+    except RemoteUserError as error:
         print(f"node {place.node}: ended by another node's error: {error.problem}", file=sys.stderr)
-        return MISTAKE
+        return USER_ERROR_STATUS
     except NodeLeft as error:
         print(f"stopped: {error}\n{RESUME_HINT}", file=sys.stderr, flush=True)
         return STOPPED
@@ -140,7 +140,7 @@ def main() -> None:
     except UserError as error:
         logs.show_traceback(error)
         print(error, file=sys.stderr)
-        raise SystemExit(MISTAKE) from None
+        raise SystemExit(USER_ERROR_STATUS) from None
     app()
 
 

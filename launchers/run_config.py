@@ -31,21 +31,21 @@ _GRPO_RATES = {"full": 1e-6, **dict.fromkeys(_LOW_RANK, 1e-5)}
 _TINY_PREFERENCE_RATES = {"full": 5e-4, **dict.fromkeys(_LOW_RANK, 2e-3), **_TINY_LLAMA_ADAPTER_RATES}
 
 
-# A packed sequence holds many short rows: a small dataset would end after a few optimizer steps. A choice.
-LEAST_PACKED_STEPS = 100
+# A packed sequence holds many short rows, so a small packed dataset has few optimizer steps. Our choice.
+MIN_PACKED_STEPS = 100
 
 
 class RunOptimizer(Optimizer):
-    """Optimizer settings with a resolved learning rate."""
+    """Optimizer settings whose learning rate is resolved (never ``auto``)."""
 
     lr: PositiveFloat
 
 
 class RunConfig(Settings):
-    """Settings of a planned run. Data, engines, evaluation and reports read them together with the plan.
+    """Settings of a planned run, used by data, engines, evaluation and reports together with the plan.
 
-    Values that the plan chooses (precision, activation checkpointing, micro batch size, sharding, hardware)
-    are read only from the plan; the same fields here keep the user's input.
+    Values that the planner chooses (precision, activation checkpointing, micro batch size, sharding,
+    hardware) are read only from the plan; the fields of these names contain the user's input.
     """
 
     method: LaunchedMethod
@@ -56,10 +56,10 @@ class RunConfig(Settings):
     optimizer: RunOptimizer
     global_batch_size: Positive
     packing: bool
-    least_packed_steps: NonNegative = Field(default=0, exclude=True)
-    """Rows are not packed if the packed run would have fewer optimizer steps; 0: pack in any case.
+    min_packed_steps: NonNegative = Field(default=0, exclude=True)
+    """Minimum optimizer steps of a packed run; with fewer, rows are not packed. 0: always pack.
 
-    Not written to a run's settings file.
+    Not written to the settings file of a run.
     """
     liger: bool
     compile: bool
@@ -67,7 +67,7 @@ class RunConfig(Settings):
     def with_checkpoint_interval(self, total_steps: int, plan: Plan | None = None) -> RunConfig:
         """Resolve ``checkpoint_every`` for a run of ``total_steps``, unless the user has set it.
 
-        ``plan``: on spot nodes its interval is used, which minimizes the loss by interruptions.
+        ``plan``: on spot nodes its interval is used, which minimizes the time lost by interruptions.
         """
         if self.checkpoint_every:
             return self
@@ -77,9 +77,9 @@ class RunConfig(Settings):
 
 
 def apply_defaults(settings: Settings, spec: ModelSpec) -> Settings:
-    """Fill in defaults that depend on the kind of model and the dataset: task, resolution, held-out data.
+    """Fill in defaults that depend on the type of model and the dataset: task, resolution, held-out data.
 
-    Raises UserError for a resolution or a sequence length that the kind of model does not support.
+    Raises UserError for a resolution or a sequence length that the type of model does not support.
     """
     if isinstance(spec, DiffusionSpec):
         settings = runs.apply_defaults(settings, spec)
@@ -87,9 +87,9 @@ def apply_defaults(settings: Settings, spec: ModelSpec) -> Settings:
 
 
 def evaluate_on_test_split(settings: Settings) -> Settings:
-    """Evaluate support-tickets runs on that dataset's test split, answering all its rows in task sft.
+    """Set the test split as held-out data of runs on support-tickets; for task sft, answer all its rows.
 
-    Settings for other datasets, and values that the user has chosen, are not changed.
+    Other datasets, and values set by the user, are not changed.
     """
     evaluation = settings.evaluation
     if settings.dataset != sources.TICKETS or settings.mixture:
@@ -111,12 +111,11 @@ def resolve(
     batch: int | None = None,
     plan: Plan | None = None,
 ) -> RunConfig:
-    """Resolve every default of ``settings`` for this model, with the plan's method, engine and global batch.
+    """Resolve every default of ``settings`` for this model.
 
-    ``plan`` decides packing, Liger and torch.compile where they are ``auto``; None: they are off.
-
-    ``checkpoint_every`` may stay 0 until the number of steps is known
-    (:meth:`RunConfig.with_checkpoint_interval`).
+    ``method``, ``engine`` and ``batch`` (global batch size) are those of the plan. ``plan`` decides packing,
+    Liger and torch.compile where they are ``auto``; None: they are off. ``checkpoint_every`` may stay 0; see
+    :meth:`RunConfig.with_checkpoint_interval`, which needs the number of steps.
     """
     settings = apply_defaults(settings, spec)
     optimizer = settings.optimizer.model_dump()
@@ -134,7 +133,7 @@ def resolve(
         if values[name] == "auto":
             values[name] = plan is not None and getattr(plan, name)
             if name == "packing" and values[name]:
-                values["least_packed_steps"] = LEAST_PACKED_STEPS
+                values["min_packed_steps"] = MIN_PACKED_STEPS
     return RunConfig.model_validate(values)
 
 

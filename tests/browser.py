@@ -1,4 +1,4 @@
-"""A real browser without a network, for what people are shown."""
+"""A headless browser without a network, for pages shown to users."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ needs_browser = pytest.mark.skipif(BROWSER is None, reason="needs a chromium or 
 
 
 def browse(page: Path, *options: str) -> str:
-    """Open a page 1100 pixels wide and 900 high in a browser of its own; returns what it prints."""
+    """Open a page in a new browser, 1100 by 900 pixels; return its console output."""
     profile = page.parent / f"profile-{page.stem}-{abs(hash(options))}"
     command = [
         *HEADLESS,
@@ -42,7 +42,7 @@ def browse(page: Path, *options: str) -> str:
 
 
 def first_screen(page: Path) -> Image.Image:
-    """The picture of the page before any scrolling."""
+    """Return a screenshot of the page before scrolling."""
     picture = page.with_suffix(".png")
     browse(page, f"--screenshot={picture}")
     with Image.open(picture) as image:
@@ -50,12 +50,12 @@ def first_screen(page: Path) -> Image.Image:
 
 
 def widest(image: Image.Image, color: tuple[int, int, int]) -> int:
-    """The most pixels of one color in one row."""
+    """Return the longest run of one color in one row, in pixels."""
     return max(_counts(image, color))
 
 
 def rows_with(image: Image.Image, color: tuple[int, int, int]) -> int:
-    """In how many rows a color is seen."""
+    """Return the number of rows that contain a color."""
     return sum(count > 0 for count in _counts(image, color))
 
 
@@ -67,7 +67,7 @@ def _counts(image: Image.Image, color: tuple[int, int, int]) -> list[int]:
 
 
 def words(page: Path) -> str:
-    """The page's text after its scripts have run."""
+    """Return the text of the page after its scripts have run."""
     return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", browse(page, "--dump-dom").split("<body", 1)[1]))
 
 

@@ -1,4 +1,4 @@
-"""Fixtures that several folders of tests share."""
+"""Fixtures shared by several test folders."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ LEFT_BY_LAUNCHES = (
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the number of workers
 def pytest_cmdline_main(config: pytest.Config) -> None:
-    """Set ``-m`` and ``-n`` where the command line doesn't."""
+    """Set ``-m`` and ``-n`` if the command line does not."""
     option = config.option
     if not any(str(each).startswith("-m") for each in config.invocation_params.args):
         option.markexpr = selection.default_marks(config.args)
@@ -63,7 +63,7 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 
 
 def pytest_configure() -> None:
-    """Set what all processes of the tests inherit: Ctrl-C, compiled modules, idle threads, a cache folder."""
+    """Set up all test processes: Ctrl-C, compiled modules, idle threads, a cache folder."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell's background job has it
         signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of Pythons would compile all anew
@@ -77,7 +77,7 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The order of files: ``LONGEST``, then those with slow tests, then the others."""
+    """Order the files: ``LONGEST`` first, then those with slow tests, then all others."""
     folder = Path(__file__).parent
     ranks = {folder / name: rank for rank, name in enumerate(LONGEST)}
     slow = {item.path for item in items if item.get_closest_marker("slow")}
@@ -95,7 +95,7 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 
 
 def write_sums(path: Path) -> Path:
-    """Sixty rows of arithmetic that a tiny model can begin to learn in a few steps.
+    """Write sixty rows of arithmetic that a tiny model can start to learn in a few steps.
 
     The suffix is the form: ``.jsonl`` of Alpaca's rows, ``.csv`` with semicolons, ``.parquet`` of messages,
     ``.json`` a list of ShareGPT's chats. All become the same tokens.
@@ -130,7 +130,7 @@ def write_sums(path: Path) -> Path:
 
 
 def write_images(folder: Path, count: int = 20, side: int = 600) -> Path:
-    """A folder of plain images with captions, as ``datasets`` reads one."""
+    """Write a folder of plain images with captions, in the format of ``datasets``."""
     from PIL import Image
 
     folder.mkdir()
@@ -142,7 +142,7 @@ def write_images(folder: Path, count: int = 20, side: int = 600) -> Path:
 
 
 def write_pairs(path: Path) -> Path:
-    """The same questions, each with the answer in words that are wanted and in capitals."""
+    """Write the same questions, with the chosen answer in words and the rejected one in capitals."""
     rows = [json.loads(line) for line in write_sums(path).read_text().splitlines()]
     pairs = [
         {key: row[key] for key in ("instruction", "input")}
@@ -160,7 +160,7 @@ def dataset(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def no_earlier_runs(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What this machine has measured before must not change what a test sees."""
+    """Hide measurements of earlier runs on this machine from tests."""
     monkeypatch.setenv("FINETUNE_CALIBRATION", str(tmp_path_factory.getbasetemp() / "earlier-runs.jsonl"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))  # refreshed prices
     monkeypatch.delenv("FINETUNE_HARDWARE", raising=False)

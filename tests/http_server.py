@@ -1,4 +1,4 @@
-"""A real HTTP server on a free port of this machine, for what stands in for somebody's API."""
+"""A local HTTP server for simulated APIs."""
 
 from __future__ import annotations
 

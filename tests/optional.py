@@ -8,7 +8,7 @@ import pytest
 
 
 def require_torchtune() -> None:
-    """Import torchtune as the engine does; skip the test where it is not installed."""
+    """Import torchtune like the engine; skip the test if it is not installed."""
     if find_spec("torchtune") is None:
         pytest.skip("torchtune is not installed here", allow_module_level=True)
     from estimator.exact.torchtune_imports import torchtune_imports

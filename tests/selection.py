@@ -1,4 +1,4 @@
-"""Workers and tier of a pytest run where the command line names neither.
+"""Workers and tier of a pytest run if the command line names neither.
 
 | Arguments | Workers | Tests |
 |---|---|---|
@@ -17,7 +17,7 @@ FAST = "not slow"
 
 
 def default_marks(arguments: Sequence[str]) -> str:
-    """Return the default of ``-m``: the fast tier, or everything where a test is named."""
+    """Return the default of ``-m``: the fast tier, or everything if a test is named."""
     return "" if _names_tests(arguments) else FAST
 
 

@@ -1,4 +1,4 @@
-"""A page in a real browser that a test types and clicks in, over Chromium's DevTools protocol."""
+"""A page in a real browser controlled over the DevTools protocol of Chromium."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CONTROL = 2
 
 
 class Tab:
-    """One page. What waits gives up after LIMIT_S with what it waited for."""
+    """One page. Waits end after LIMIT_S with an error that names the condition."""
 
     def __init__(self, url: str) -> None:
         self._socket = websocket.create_connection(url, timeout=LIMIT_S, suppress_origin=True)
@@ -37,7 +37,7 @@ class Tab:
             self.ask(f"{domain}.enable")
 
     def ask(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """One command of the protocol, and its result."""
+        """Send one command of the protocol; return its result."""
         self._number += 1
         self._socket.send(json.dumps({"id": self._number, "method": method, "params": parameters}))
         while True:
@@ -57,13 +57,13 @@ class Tab:
             self.errors.append(json.dumps(event_params["args"]))
 
     def look(self, expression: str) -> Any:
-        """The value of a JavaScript expression, a promise's once it is there."""
-        found = self.ask("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
-        assert "exceptionDetails" not in found, found["exceptionDetails"]
-        return found["result"].get("value")
+        """Evaluate a JavaScript expression and await a promise."""
+        reply = self.ask("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
+        assert "exceptionDetails" not in reply, reply["exceptionDetails"]
+        return reply["result"].get("value")
 
     def until(self, expression: str) -> Any:
-        """The value of that expression once it is true."""
+        """Wait until an expression is true; return its value."""
         deadline = time.monotonic() + LIMIT_S
         while time.monotonic() < deadline:
             if value := self.look(expression):
@@ -72,11 +72,11 @@ class Tab:
         raise AssertionError(f"not within {LIMIT_S:.0f} s: {expression}; errors: {self.errors}")
 
     def open(self, url: str) -> None:
-        """Go there."""
+        """Open an address."""
         self.ask("Page.navigate", url=url)
 
     def click(self, selector: str) -> None:
-        """Click in the middle of the first such element, scrolled into view."""
+        """Click in the middle of the first matching element, scrolled into view."""
         x, y = self.look(
             f"(() => {{ const e = document.querySelector({json.dumps(selector)}); "
             "e.scrollIntoView({block: 'center', behavior: 'instant'}); "
@@ -86,7 +86,7 @@ class Tab:
             self.ask("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
     def type(self, text: str) -> None:
-        """Type into what has the focus, key by key."""
+        """Type into the focused element, key by key."""
         for character in text:
             self.ask("Input.dispatchKeyEvent", type="char", text=character)
 
@@ -98,14 +98,14 @@ class Tab:
         self.ask("Input.dispatchKeyEvent", type="keyUp", **held)
 
     def fill(self, selector: str, text: str) -> None:
-        """Click into a field, remove what is there, type."""
+        """Click into a field, clear it and type."""
         self.click(selector)
         self.press("a", control=True)
         self.press("Backspace")
         self.type(text)
 
     def size(self, width: int, height: int) -> None:
-        """The window's size in pixels."""
+        """Set the size of the window in pixels."""
         self.ask(
             "Emulation.setDeviceMetricsOverride",
             width=width,
@@ -115,23 +115,23 @@ class Tab:
         )
 
     def prefer(self, scheme: str) -> None:
-        """A reader who prefers ``light`` or ``dark``."""
+        """Set the preferred color scheme, ``light`` or ``dark``."""
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         self.ask("Emulation.setEmulatedMedia", features=features)
 
     def cut_the_network(self) -> None:
-        """No request is answered from now on."""
+        """Block all further requests."""
         offline = {"offline": True, "latency": 0, "downloadThroughput": 0, "uploadThroughput": 0}
         self.ask("Network.emulateNetworkConditions", **offline)
 
     def picture(self, path: Path) -> None:
-        """Write what the window shows as a PNG."""
+        """Write a screenshot of the window as PNG."""
         path.write_bytes(base64.b64decode(self.ask("Page.captureScreenshot", format="png")["data"]))
 
 
 @contextmanager
 def tab(profile: Path) -> Iterator[Tab]:
-    """A browser of its own with an empty page; it ends with the block."""
+    """Start a browser with an empty page for the duration of the block."""
     profile.mkdir(parents=True, exist_ok=True)
     command = [
         *HEADLESS,
@@ -167,14 +167,14 @@ def _debugger(file: Path) -> str:
 
 @contextmanager
 def served(folder: Path) -> Iterator[str]:
-    """A folder on 127.0.0.1; gives its address."""
+    """Serve a folder on 127.0.0.1; yields its address."""
 
     class Files(SimpleHTTPRequestHandler):
         def __init__(self, *connection: Any) -> None:
             super().__init__(*connection, directory=str(folder))
 
         def log_message(self, *_: Any) -> None:
-            """Nothing."""
+            """Log nothing."""
 
     with serving(Files) as url:
         yield url

@@ -1,4 +1,4 @@
-"""Runs a command on a terminal of its own and reads what is shown there."""
+"""Runs of a command on a pseudo-terminal."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pathlib import Path
 def shown_on_terminal(
     command: Sequence[str], environment: Mapping[str, str], folder: Path, columns: int
 ) -> tuple[int, str]:
-    """The exit status and all that was written."""
+    """Return the exit status and all output."""
     pid, terminal = pty.fork()
     if pid == 0:
         os.chdir(folder)
-        more = {"COLUMNS": str(columns), "TERM": "xterm"}
-        os.execve(command[0], list(command), {**environment, **more})  # noqa: S606
+        terminal_environment = {"COLUMNS": str(columns), "TERM": "xterm"}
+        os.execve(command[0], list(command), {**environment, **terminal_environment})  # noqa: S606
     shown = b""
     try:
         while piece := os.read(terminal, 4096):

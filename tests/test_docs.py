@@ -1,4 +1,4 @@
-"""The documents say what is true: commands that the command line takes, snippets that import, tables in step.
+"""Documents are correct: commands are valid, snippets import, generated tables are up to date.
 
 ``python -m benchmarks.documents`` renews what is generated.
 """
@@ -90,17 +90,17 @@ class Block(NamedTuple):
 
 
 def blocks(*languages: str) -> list[Block]:
-    found = []
+    found_blocks = []
     for path in DOCUMENTS:
         for match in re.finditer(r"^```(\w*)\n(.*?)^```$", path.read_text(), re.DOTALL | re.MULTILINE):
             line = path.read_text()[: match.start()].count("\n") + 2
-            found.append(Block(f"{path.relative_to(ROOT)}:{line}", match[1], match[2]))
-    return [block for block in found if not languages or block.language in languages]
+            found_blocks.append(Block(f"{path.relative_to(ROOT)}:{line}", match[1], match[2]))
+    return [block for block in found_blocks if not languages or block.language in languages]
 
 
 def shell_lines() -> list[tuple[str, str]]:
-    """(where, command) of all shell blocks, and of the flow's commands in tables and sentences."""
-    found = [
+    """Return (where, command) of all shell blocks, and of flow commands in tables and sentences."""
+    lines_of_blocks = [
         (block.where, line)
         for block in blocks("bash")
         for line in block.text.replace("\\\n", " ").splitlines()
@@ -111,36 +111,36 @@ def shell_lines() -> list[tuple[str, str]]:
         inline = re.findall(
             r"`(python -m checklist [^`]*|finetune (?:run|check|flow) [^`]+|finetune [a-z]+ -[^`]*)`", prose
         )
-        found += [(str(path.relative_to(ROOT)), command) for command in inline]
-    return found
+        lines_of_blocks += [(str(path.relative_to(ROOT)), command) for command in inline]
+    return lines_of_blocks
 
 
 def flow_commands(file: str) -> list[tuple[str, list[str]]]:
-    """(where, words that the flow gets), by ``finetune run``, ``check`` or ``flow``, or by its file."""
-    found = []
-    for where, line in shell_lines():
+    """Return (where, arguments of the flow) of ``finetune run``, ``check``, ``flow`` and flow files."""
+    commands = []
+    for location, line in shell_lines():
         for part in line.split("&&"):
-            program, *words = shlex.split(part.partition(" >")[0])
+            program, *arguments = shlex.split(part.partition(" >")[0])
             started: tuple[str, list[str]] | None = None
-            if program.endswith("finetune") and words[0] in (*RUNS, "flow"):
-                started = flow_arguments(words[0], words[1:])
-            elif program.endswith("python") and words[0].startswith("flows/"):
-                started = Path(words[0]).name, words[1:]
+            if program.endswith("finetune") and arguments[0] in (*RUNS, "flow"):
+                started = flow_arguments(arguments[0], arguments[1:])
+            elif program.endswith("python") and arguments[0].startswith("flows/"):
+                started = Path(arguments[0]).name, arguments[1:]
             if started is not None and started[0] == file:
-                found.append((where, started[1]))
-    return found
+                commands.append((location, started[1]))
+    return commands
 
 
 def estimator_commands() -> list[tuple[str, list[str]]]:
-    """(where, words after finetune), but for those of two pages whose own tests run them."""
+    """Return (where, arguments of finetune), except for two pages with their own tests."""
     elsewhere = ("docs/estimate.md", "docs/hardware.md")
-    found = []
-    for where, line in shell_lines():
-        words = shlex.split(line.partition(" >")[0])
-        ours = words[0].removeprefix(".venv/bin/") == "finetune" and words[1] not in (*RUNS, "flow")
-        if ours and not where.startswith(elsewhere):
-            found.append((where, words[1:]))
-    return found
+    commands = []
+    for location, line in shell_lines():
+        arguments = shlex.split(line.partition(" >")[0])
+        ours = arguments[0].removeprefix(".venv/bin/") == "finetune" and arguments[1] not in (*RUNS, "flow")
+        if ours and not location.startswith(elsewhere):
+            commands.append((location, arguments[1:]))
+    return commands
 
 
 EARLIER = """
@@ -166,41 +166,41 @@ HelpText = Callable[..., str]
 
 @pytest.fixture(scope="module")
 def help_text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HelpText]:
-    """``help_text("card", "view", flow=FLOW)``: the help of a flow's command."""
+    """``help_text("card", "view", flow=FLOW)``: return the help of a command of a flow."""
     home = tmp_path_factory.mktemp("help")
     (home / ".metaflow").mkdir()  # without it, the help of `card` ends with an error
     variables = environment(home)
     with WarmPython("flows.finetune.steps", environment=variables, folder=home) as warm:
 
         @cache
-        def of(*words: str, flow: Path = FLOW) -> str:
-            if words == ("resume",):  # Metaflow looks for the run to go on from before it gives any help
+        def of(*arguments: str, flow: Path = FLOW) -> str:
+            if arguments == ("resume",):  # Metaflow looks for the run to go on from before it gives any help
                 name = re.findall(r"^class (\w+Flow)\(", flow.read_text(), re.MULTILINE)[0]
                 earlier = home / f"{name}.py"
                 earlier.write_text(EARLIER.format(name=name, values=json.dumps(read_settings(""))))
                 run([str(earlier), "run"])
-            everything = words == ("run",) and flow.name != "checklist_flow.py"
-            return run([str(flow), *words, "--help-all" if everything else "--help"])
+            everything = arguments == ("run",) and flow.name != "checklist_flow.py"
+            return run([str(flow), *arguments, "--help-all" if everything else "--help"])
 
-        def run(words: list[str]) -> str:
-            done = warm.run(words, folder=home, environment=variables)
+        def run(arguments: list[str]) -> str:
+            done = warm.run(arguments, folder=home, environment=variables)
             assert done.returncode == 0, done.stderr
             return done.stdout
 
         yield of
 
 
-def parse(words: list[str]) -> tuple[list[str], dict[str, list[str]]]:
-    """Subcommands and arguments, and the options with their values."""
+def parse(arguments: list[str]) -> tuple[list[str], dict[str, list[str]]]:
+    """Return subcommands and arguments, and the options with their values."""
     plain, options = [], dict[str, list[str]]()
-    waiting = iter(words)
+    waiting = iter(arguments)
     for word in waiting:
         if not word.startswith("--"):
             plain.append(word)
             continue
         name, _, value = word.partition("=")
-        taken = 2 if name == "--config" else 0 if name in FLAGS_WITHOUT_VALUE else 1
-        values = [value] if value else [next(waiting) for _ in range(taken)]
+        takes_value = 2 if name == "--config" else 0 if name in FLAGS_WITHOUT_VALUE else 1
+        values = [value] if value else [next(waiting) for _ in range(takes_value)]
         options.setdefault(name, []).extend(values)
     return plain, options
 
@@ -220,14 +220,15 @@ def in_step(name: str, text: str) -> bool:
 
 
 def test_the_readme_has_its_two_commands_and_ci_runs_the_second() -> None:
-    readme = [line for where, line in shell_lines() if where.startswith("README")]
-    assert readme[:2] == [RUN_COMMAND, TEST_COMMAND]
+    readme = [line for location, line in shell_lines() if location.startswith("README")]
+    assert readme[0] == RUN_COMMAND
+    assert TEST_COMMAND in readme
     assert TEST_COMMAND in (ROOT / ".ci" / "run").read_text()
 
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the files that the documents' commands name; S3 and the Hub are not asked."""
+    """A folder with the files named in commands of the documents; S3 and the Hub are not queried."""
     row = json.dumps({"prompt": "1 and 1", "completion": "2"}) + "\n"
     for name in ("my-data.jsonl", "held-out.jsonl", "reviews.jsonl"):
         (tmp_path / name).write_text(row * 100)
@@ -251,23 +252,23 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_every_flow_command_of_the_documents_is_valid(place: Path, help_text: HelpText) -> None:
     commands = flow_commands("finetune_flow.py")
     assert len(commands) > 30
-    for where, words in commands:
-        plain, options = parse(words)
-        known = help_text(*subcommand_of(plain)) + help_text()
+    for location, arguments in commands:
+        plain, options = parse(arguments)
+        known_options = help_text(*subcommand_of(plain)) + help_text()
         for option in options:
-            assert re.search(rf"{option}\b", known), f"{where}: {plain} has no {option}"
+            assert re.search(rf"{option}\b", known_options), f"{location}: {plain} has no {option}"
         if plain[:1] == ["run"]:
-            check_run(where, options, place)
+            check_run(location, options, place)
 
 
 def subcommand_of(plain: list[str]) -> list[str]:
     return plain[:2] if plain[0:1] in (["card"], ["logs"]) else plain[:1]
 
 
-def check_run(where: str, options: dict[str, list[str]], place: Path) -> None:
-    """It can be planned, or is refused because this machine is too small for it or has not fetched it."""
+def check_run(location: str, options: dict[str, list[str]], place: Path) -> None:
+    """Check that a run can be planned, or is refused only because of this machine or missing downloads."""
     backends = [name for word in options.get("--with", []) if (name := word.split(":")[0]) != "secrets"]
-    assert set(backends) <= {"kubernetes", "batch"}, where
+    assert set(backends) <= {"kubernetes", "batch"}, location
     parameters: dict[str, Any] = {
         name: (options["--" + name.replace("_", "-")] or [True])[-1]
         for name in planning.FLAGS
@@ -277,8 +278,10 @@ def check_run(where: str, options: dict[str, list[str]], place: Path) -> None:
     example_values = {
         option: options[option][-1] for option in setting_options().keys() & options.keys() - flags
     }
-    others = [translate([option, value], (), ())[1] for option, value in example_values.items()]
-    parameters["overrides"] = (*others, *options.get("--set", ()))
+    arguments_of_settings = [
+        translate([option, value], (), ())[1] for option, value in example_values.items()
+    ]
+    parameters["overrides"] = (*arguments_of_settings, *options.get("--set", ()))
     if "--config" in options:
         file = place / options["--config"][1]
         parameters["settings"] = settings.parse_yaml(file.read_text(), file.parent)
@@ -287,28 +290,30 @@ def check_run(where: str, options: dict[str, list[str]], place: Path) -> None:
     except UserError as error:
         answer = str(error)
     refused = ("Alternatives that fit:", "this machine has no NVIDIA GPU", "is not in the local cache")
-    assert answer.startswith("Plan: ") or any(words in answer for words in refused), f"{where}: {answer}"
+    assert answer.startswith("Plan: ") or any(arguments in answer for arguments in refused), (
+        f"{location}: {answer}"
+    )
 
 
 def test_every_estimator_command_of_the_documents_is_valid(place: Path) -> None:
-    for where, (name, *words) in estimator_commands():
+    for location, (name, *arguments) in estimator_commands():
         with contextlib.suppress(typer.Exit):  # --help
-            assert not load(name).make_context(name, words).args, where
+            assert not load(name).make_context(name, arguments).args, location
 
 
 @pytest.mark.slow
 @pytest.mark.nightly
 def test_every_estimator_command_of_the_documents_runs(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that name a cluster or a file of the reader's are only read; they end with one clear line."""
-    commands = {tuple(words): where for where, words in estimator_commands()}
+    """Commands that need a cluster or a file of the user end with one clear line."""
+    commands = {tuple(arguments): location for location, arguments in estimator_commands()}
     assert len(commands) > 10
     monkeypatch.chdir(place)
     monkeypatch.setenv("KUBECONFIG", str(place / "none"))
-    for words, where in commands.items():
-        done = CliRunner().invoke(finetune, words, prog_name="finetune")
-        message = f"{where}: finetune {shlex.join(words)}: {done.output}"
-        theirs = {"--from-cluster", "--hardware", "--gpu"} & set(words) or "NAME" in words
-        theirs = theirs or words[0] in (
+    for arguments, location in commands.items():
+        done = CliRunner().invoke(finetune, arguments, prog_name="finetune")
+        message = f"{location}: finetune {shlex.join(arguments)}: {done.output}"
+        theirs = {"--from-cluster", "--hardware", "--gpu"} & set(arguments) or "NAME" in arguments
+        theirs = theirs or arguments[0] in (
             "runs",
             "costs",
             "rightsize",
@@ -321,24 +326,24 @@ def test_every_estimator_command_of_the_documents_runs(place: Path, monkeypatch:
 
 
 def checklist_commands() -> list[tuple[str, list[str]]]:
-    """(where, words after checklist): of ``python -m checklist``, and of launchers that start it."""
-    found = []
-    for where, line in shell_lines():
+    """Return (where, arguments) of ``python -m checklist`` and of launchers that start it."""
+    commands = []
+    for location, line in shell_lines():
         before, separator, after = line.partition("-m checklist")
         starts = re.fullmatch(r"\S*(python|torchrun|srun) .*", before.strip() + " ")
         if separator and starts and "--help" not in after:
-            found.append((where, shlex.split(after)))
-    return found
+            commands.append((location, shlex.split(after)))
+    return commands
 
 
 def test_every_checklist_command_of_the_documents_is_valid(place: Path) -> None:
     command = typer.main.get_command(checklist_command)
     assert len(checklist_commands()) > 5
-    for where, words in checklist_commands():
-        context = command.make_context("checklist", words)
+    for location, arguments in checklist_commands():
+        context = command.make_context("checklist", arguments)
         values = context.params
         build(Options, {name: values.get(name) for name in ("profile", "only", "skip")})
-        assert not context.args, where
+        assert not context.args, location
     (example,) = (block for block in blocks("csv") if block.where.startswith("docs/checklist.md"))
     (place / "own.csv").write_text(example.text)
     assert len(thresholds.read(place / "own.csv", user=True)) == 2
@@ -349,17 +354,17 @@ def test_every_command_of_the_other_flows_has_valid_options(
     help_text: HelpText, file: str, least: int
 ) -> None:
     flow = FLOW.with_name(file)
-    found = flow_commands(flow.name)
-    assert len(found) >= least
-    for line, words in found:
-        plain, options = parse(words)
-        known = help_text(*subcommand_of(plain), flow=flow) + help_text(flow=flow)
+    commands = flow_commands(flow.name)
+    assert len(commands) >= least
+    for line, arguments in commands:
+        plain, options = parse(arguments)
+        known_options = help_text(*subcommand_of(plain), flow=flow) + help_text(flow=flow)
         for option in options:
-            assert re.search(rf"{option}\b", known), f"{line}: there is no {option}"
+            assert re.search(rf"{option}\b", known_options), f"{line}: there is no {option}"
 
 
-def test_plan_only_needs_nothing_that_trains(tmp_path: Path) -> None:
-    """README: planning works with the small install. Its packages are those that pyproject.toml asks for."""
+def test_plan_only_imports_no_training_package(tmp_path: Path) -> None:
+    """README: planning works with the minimal installation, the packages required in pyproject.toml."""
     code = (
         "import runpy, sys\n"
         "for name in 'torch torchtune torchao torchdata transformers tokenizers safetensors huggingface_hub "
@@ -382,17 +387,17 @@ def test_plan_only_needs_nothing_that_trains(tmp_path: Path) -> None:
 
 
 def test_the_support_table_matches_the_engines() -> None:
-    text = (ROOT / "docs" / "methods.md").read_text().partition("## What was seen")[0]
-    seen: list[str] = []
+    text = (ROOT / "docs" / "methods.md").read_text().partition("## LoRA and DoRA")[0]
+    columns_seen: list[str] = []
     for line in re.findall(r"^\| `.*\| (?:yes|no).*\|$", text, re.MULTILINE):
         patterns, *cells = [cell.strip() for cell in line.strip("|").split("|")]
         for name in filter(runs_somewhere, models.names()):
             if any(fnmatch(name, pattern) for pattern in re.findall(r"`([^`]+)`", patterns)):
-                seen.append(name)
+                columns_seen.append(name)
                 for column, cell in zip(COLUMNS, cells, strict=True):
-                    says = refusal_of_column(name, *column) is None
-                    assert says == cell.startswith("yes"), f"{name} {column}: the table says {cell}"
-    assert sorted(seen) == sorted(filter(runs_somewhere, models.names()))
+                    supported = refusal_of_column(name, *column) is None
+                    assert supported == cell.startswith("yes"), f"{name} {column}: the table says {cell}"
+    assert sorted(columns_seen) == sorted(filter(runs_somewhere, models.names()))
 
 
 def test_python_snippets_compile_and_their_imports_exist() -> None:
@@ -405,8 +410,10 @@ def test_python_snippets_compile_and_their_imports_exist() -> None:
             elif isinstance(node, ast.ImportFrom) and node.module and node.module != "transformers":
                 module = import_module(node.module)
                 for alias in node.names:
-                    here = hasattr(module, alias.name) or find_spec(f"{node.module}.{alias.name}") is not None
-                    assert here, f"{block.where}: {node.module} has no {alias.name}"
+                    exists = (
+                        hasattr(module, alias.name) or find_spec(f"{node.module}.{alias.name}") is not None
+                    )
+                    assert exists, f"{block.where}: {node.module} has no {alias.name}"
 
 
 def yaml_examples() -> list[str]:
@@ -421,10 +428,10 @@ def test_yaml_examples_are_settings() -> None:
 
 @pytest.mark.parametrize("path", examples.FILES, ids=lambda path: path.name)
 def test_an_example_is_planned_and_listed_with_its_plan(path: Path) -> None:
-    made = examples.plan(path)
-    assert made.planned_only is None
-    assert made.prediction.memory.fits
-    assert examples.row(path, made) in examples.README.read_text(), "python -m benchmarks.examples"
+    example_plan = examples.plan(path)
+    assert example_plan.planned_only is None
+    assert example_plan.prediction.memory.fits
+    assert examples.row(path, example_plan) in examples.README.read_text(), "python -m benchmarks.examples"
     _, command, *_ = path.read_text().splitlines()
     assert f"examples/{path.name}" in command
 
@@ -463,9 +470,9 @@ def test_links_have_existing_targets(path: Path) -> None:
             assert target.split("/")[2] in HOSTS, target
             continue
         file, _, anchor = target.partition("#")
-        there = (path.parent / file).resolve() if file else path
-        assert there.exists(), f"{path.name}: {target}"
-        headings = re.findall(r"^#+ (.*)$", there.read_text(), re.MULTILINE) if anchor else []
+        target_path = (path.parent / file).resolve() if file else path
+        assert target_path.exists(), f"{path.name}: {target}"
+        headings = re.findall(r"^#+ (.*)$", target_path.read_text(), re.MULTILINE) if anchor else []
         slugs = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
         assert not anchor or anchor in slugs, f"{path.name}: {target}"
 
@@ -487,26 +494,28 @@ ROOM_ARROWS = {
 }
 
 
-def test_the_arrows_of_the_map_match_the_imports() -> None:
+def test_the_arrows_of_the_module_map_match_the_imports() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text()
     for room, allowed in ROOM_ARROWS.items():
-        found = set()
+        arrows = set()
         for path in (ROOT / room).rglob("*.py"):
-            found |= set(re.findall(r"^\s*(?:from|import) (\w+)", path.read_text(), re.MULTILINE))
-        used = found & (ROOM_ARROWS.keys() | {"benchmarks", "tests"}) - {room}
+            arrows |= set(re.findall(r"^\s*(?:from|import) (\w+)", path.read_text(), re.MULTILINE))
+        used = arrows & (ROOM_ARROWS.keys() | {"benchmarks", "tests"}) - {room}
         assert used == allowed
         arrow = f"{room} -> {', '.join(sorted(used)) or 'nothing'}"
         assert arrow in text, f"CONTRIBUTING.md: {arrow}"
 
 
 def test_the_checklist_imports_only_the_cluster_folder_of_launchers() -> None:
-    taken = set()
+    imported_names = set()
     for path in (ROOT / "checklist").rglob("*.py"):
-        taken |= set(re.findall(r"^\s*(?:from|import) (launchers[\w.]*)", path.read_text(), re.MULTILINE))
-    assert {name for name in taken if not name.startswith("launchers.cluster")} == set()
+        imported_names |= set(
+            re.findall(r"^\s*(?:from|import) (launchers[\w.]*)", path.read_text(), re.MULTILINE)
+        )
+    assert {name for name in imported_names if not name.startswith("launchers.cluster")} == set()
 
 
-def test_files_named_in_the_map_exist() -> None:
+def test_files_named_in_the_module_map_exist() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text()
     packages = "estimator|launchers|decorators|checklist|flows|benchmarks|tests|docs"
     named = re.findall(rf"`((?:{packages})/[\w./-]+)`", text)
@@ -518,8 +527,8 @@ _PLACEHOLDER = re.compile(r"\.\.\.|[:;]|\S*\d\S*|\b(?:GPU\(s\)|GiB|[A-Z][A-Z_]*\
 _OF_METAFLOW = ("The @kubernetes decorator requires",)
 
 
-def test_each_stop_of_a_value_through_the_packages_exists() -> None:
-    """The table in docs/interfaces.md: at most five stops, and each `Class.field` is in its (`file`)."""
+def test_each_step_of_the_documented_data_path_exists() -> None:
+    """The table in docs/interfaces.md: at most five steps, and each `Class.field` exists in its (`file`)."""
     section = (ROOT / "docs" / "interfaces.md").read_text().split("## Three values through the packages")[1]
     rows = [line for line in section.splitlines() if re.match(r"\| \d", line)]
     stops = re.findall(r"`(\w+)\.(\w+)`[^`|]*\(`([\w/]+)(?:\.py|/)`\)", "\n".join(rows))
@@ -543,8 +552,8 @@ def test_messages_quoted_in_documents_exist_in_the_code() -> None:
     ]
     quotes = [quote for row in rows for quote in re.findall(r"`([^`]+)`", row)]
     longest = [
-        max((words.strip(" ,.()") for words in _PLACEHOLDER.split(quote)), key=len) for quote in quotes
+        max((phrase.strip(" ,.()") for phrase in _PLACEHOLDER.split(quote)), key=len) for quote in quotes
     ]
-    phrases = [words for words in longest if len(words.split()) >= 3 and words not in _OF_METAFLOW]
+    phrases = [phrase for phrase in longest if len(phrase.split()) >= 3 and phrase not in _OF_METAFLOW]
     assert len(phrases) > 40
-    assert [words for words in phrases if words not in source] == [], "no code prints these"
+    assert [phrase for phrase in phrases if phrase not in source] == [], "no code prints these"

@@ -1,4 +1,4 @@
-"""What is built and installed: extras, the wheel, the source distribution, and a run from the wheel alone."""
+"""Built and installed artifacts: extras, wheel, source distribution, and a run from the wheel alone."""
 
 from __future__ import annotations
 
@@ -49,16 +49,16 @@ print(build_meta.build_wheel(place), build_meta.build_sdist(place))
 
 
 def by_name(extra: str) -> dict[str, list[Requirement]]:
-    found: dict[str, list[Requirement]] = {}
+    requirements: dict[str, list[Requirement]] = {}
     for requirement in map(Requirement, EXTRAS[extra]):
-        found.setdefault(requirement.name, []).append(requirement)
-    return found
+        requirements.setdefault(requirement.name, []).append(requirement)
+    return requirements
 
 
 def test_no_extra_requires_the_package_itself() -> None:
-    """Metaflow takes that for a dependency between extensions that is never met, and cannot be imported."""
-    asked = [requirement for extra in EXTRAS for requirement in by_name(extra)]
-    assert PROJECT["name"] not in asked
+    """Metaflow would read it as an unmet dependency between extensions and fail to import."""
+    requirement_list = [requirement for extra in EXTRAS for requirement in by_name(extra)]
+    assert PROJECT["name"] not in requirement_list
 
 
 @pytest.mark.parametrize("extra", MADE_OF)
@@ -80,7 +80,7 @@ def test_a_combined_extra_has_the_bounds_of_its_parts(extra: str) -> None:
 
 
 def pins() -> dict[str, str]:
-    """Tool -> version in the lock of tools."""
+    """Return tool -> version in the lock file of tools."""
     text = (ROOT / "requirements" / "dev.lock").read_text()
     return dict(re.findall(r"(?m)^([\w-]+)==([\w.]+)", text))
 
@@ -96,7 +96,7 @@ def test_tools_are_pinned_to_versions_that_the_extra_allows_and_pre_commit_uses(
     assert {"mypy", "pre-commit", "pytest", "ruff"} <= set(pins())
 
 
-def test_each_python_that_is_supported_is_classified() -> None:
+def test_each_supported_python_version_has_a_classifier() -> None:
     prefix = "Programming Language :: Python :: 3."
     named = [text.removeprefix(prefix) for text in PROJECT["classifiers"] if text.startswith(prefix)]
     assert f">=3.{named[0]},<3.{int(named[-1]) + 1}" == PROJECT["requires-python"]
@@ -158,7 +158,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
 
 
 def packaged(*packages: str) -> Iterator[str]:
-    """Every file of these packages, or of all, as the working tree has them."""
+    """Return every file of these packages, or of all, in the working tree."""
     for name in packages or (*ALL, "metaflow_extensions"):
         for path in (ROOT / name).rglob("*"):
             if path.is_file() and path.suffix != ".pyc":
@@ -198,7 +198,7 @@ def test_the_source_distribution_has_the_files_of_the_repository(built: Built) -
 
 @pytest.fixture(scope="module")
 def installed(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The programs' folder of an environment with the wheel and its dependencies, and without this source."""
+    """The bin folder of an environment with the wheel and its dependencies, without this source."""
     place = tmp_path_factory.mktemp("environment")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(place)], check=True, timeout=60)
     pip = [sys.executable, "-m", "pip", "--python", str(place / "bin" / "python"), "install", "-q"]
@@ -209,11 +209,11 @@ def installed(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place / "bin"
 
 
-def run(program: Path, home: Path, *words: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+def run(program: Path, home: Path, *arguments: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
     home.mkdir(exist_ok=True)
     (home / ".metaflow").mkdir(exist_ok=True)
     done = subprocess.run(
-        [str(program), *words],
+        [str(program), *arguments],
         cwd=home,
         env=environment(home),
         capture_output=True,

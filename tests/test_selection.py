@@ -1,4 +1,4 @@
-"""Which tests a pytest command runs, and in how many processes."""
+"""Tests selected by a pytest command, and its number of processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No import circles, and tests that are found by their path; test_docs.py holds the map."""
+"""Import cycles, and locations of tests; test_docs.py tests the module map."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TEST_FILES = sorted(
 
 @cache
 def imports() -> dict[str, set[str]]:
-    """By module, the modules of ours that it imports: also for types only, and inside of functions."""
+    """Return for each module the project modules that it imports, including type-only and local imports."""
     files = {_name(file): file for package in PACKAGES for file in sorted((ROOT / package).rglob("*.py"))}
     return {name: _imported(name, file, set(files)) for name, file in files.items()}
 
@@ -53,7 +53,7 @@ def _imported(name: str, file: Path, modules: set[str]) -> set[str]:
 
 
 def ranks_in_the_map() -> dict[str, dict[str, int]]:
-    """By package, the position of each folder or module in the order that CONTRIBUTING.md states."""
+    """Return for each package the position of each folder or module in CONTRIBUTING.md."""
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     ranks = {}
     for package, order in re.findall(r"^(\w+): +(\w.*(?:\n +->.*)*)", text, re.MULTILINE):
@@ -62,7 +62,7 @@ def ranks_in_the_map() -> dict[str, dict[str, int]]:
     return ranks
 
 
-def test_folders_import_only_what_is_to_their_right_in_the_map() -> None:
+def test_folders_import_only_folders_to_their_right_in_the_module_map() -> None:
     ranks = ranks_in_the_map()
     assert ranks.keys() == {"flows", "checklist", "decorators", "launchers", "estimator"}
     for package, rank in ranks.items():
@@ -76,18 +76,18 @@ def test_folders_import_only_what_is_to_their_right_in_the_map() -> None:
         for name in imported:
             other, _, target = name.partition(".")
             target = target.partition(".")[0]
-            known = other == package and importer in rank and target in rank and importer != target
-            if known and rank[importer] >= rank[target]:
+            is_known = other == package and importer in rank and target in rank and importer != target
+            if is_known and rank[importer] >= rank[target]:
                 wrong.append(f"{module} -> {name}")
     assert wrong == []
 
 
 def circles(graph: dict[str, set[str]]) -> list[list[str]]:
-    """Groups of modules each of which can be reached from each other one (Tarjan's algorithm)."""
+    """Return groups of modules that can reach each other (the algorithm of Tarjan)."""
     number: dict[str, int] = {}
     lowest: dict[str, int] = {}
     stack: list[str] = []
-    found: list[list[str]] = []
+    cycles: list[list[str]] = []
 
     def visit(node: str) -> None:
         number[node] = lowest[node] = len(number)
@@ -103,12 +103,12 @@ def circles(graph: dict[str, set[str]]) -> list[list[str]]:
             while group[-1] != node:
                 group.append(stack.pop())
             if len(group) > 1:
-                found.append(sorted(group))
+                cycles.append(sorted(group))
 
     for node in sorted(graph):
         if node not in number:
             visit(node)
-    return sorted(found)
+    return sorted(cycles)
 
 
 def test_modules_have_no_import_cycle() -> None:
@@ -116,14 +116,14 @@ def test_modules_have_no_import_cycle() -> None:
 
 
 def rooms(folder: str) -> dict[str, set[str]]:
-    """By file or folder directly in the package ``folder``, those beside it that it imports anything of."""
+    """Return for each file or folder directly in ``folder`` the siblings that it imports from."""
     inside = folder.count(".") + 1  # parts of a module's name that every module of the folder shares
     graph: dict[str, set[str]] = {}
     for module, imported in imports().items():
         if module.startswith(f"{folder}."):
             room = module.split(".")[inside]
-            others = {name.split(".")[inside] for name in imported if name.startswith(f"{folder}.")}
-            graph[room] = graph.get(room, set()) | others - {room}
+            folders = {name.split(".")[inside] for name in imported if name.startswith(f"{folder}.")}
+            graph[room] = graph.get(room, set()) | folders - {room}
     return graph
 
 
@@ -162,6 +162,6 @@ def test_a_test_file_is_named_after_a_module_package_or_export(file: str) -> Non
     modules = {path.stem.strip("_") for path in (ROOT / folder).glob("*.py")}
     modules |= {folder.name, "docs", "limits"}
     package = importlib.import_module(".".join(folder.parts))
-    words = Path(file).stem.removeprefix("test_").split("_")
-    names = {"_".join(words[:count]) for count in range(1, len(words) + 1)}
+    name_parts = Path(file).stem.removeprefix("test_").split("_")
+    names = {"_".join(name_parts[:count]) for count in range(1, len(name_parts) + 1)}
     assert names & modules or names & set(dir(package))

@@ -1,4 +1,4 @@
-"""A Python process that imports slow packages once and forks a child for each script that a test runs."""
+"""A Python process that imports slow packages once and forks a child for each script of a test."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ for line in sys.stdin:
 
 
 class WarmPython:
-    """Run scripts as ``python SCRIPT WORDS`` would, without importing ``modules`` again for each.
+    """Run scripts as ``python SCRIPT ARGUMENTS``, without importing ``modules`` again for each.
 
     Packages that read the environment on import see that of ``environment``, not that of a single script.
     """
@@ -83,7 +83,7 @@ class WarmPython:
 
     def run(
         self,
-        words: Sequence[str],
+        arguments: Sequence[str],
         *,
         folder: Path,
         environment: dict[str, str],
@@ -96,7 +96,7 @@ class WarmPython:
         with tempfile.TemporaryDirectory() as outputs:
             stdout, stderr = Path(outputs, "stdout"), Path(outputs, "stdout" if merge else "stderr")
             request = {
-                "words": list(words),
+                "words": list(arguments),
                 "folder": os.fspath(folder),
                 "environment": environment,
                 "stdout": str(stdout),
@@ -108,8 +108,8 @@ class WarmPython:
                 ready.register(self._server.stdout, selectors.EVENT_READ)
                 if not ready.select(timeout):
                     self._server.kill()
-                    raise subprocess.TimeoutExpired(list(words), timeout)
+                    raise subprocess.TimeoutExpired(list(arguments), timeout)
             reply = json.loads(self._server.stdout.readline())
-            assert not reply["left"], f"{words} left a process behind"
+            assert not reply["left"], f"{arguments} left a process behind"
             errors = "" if merge else stderr.read_text()
-            return subprocess.CompletedProcess(list(words), reply["status"], stdout.read_text(), errors)
+            return subprocess.CompletedProcess(list(arguments), reply["status"], stdout.read_text(), errors)

@@ -38,7 +38,7 @@ PACKAGES = (
     *("torch", "transformers", "accelerate", "peft", "trl", "torchtune", "torchao", "deepspeed"),
     *("bitsandbytes", "liger-kernel", "triton"),
 )
-MISTAKE, INTERRUPTED = 2, 130
+USER_ERROR_STATUS, INTERRUPTED = 2, 130
 
 
 def main() -> None:
@@ -48,7 +48,7 @@ def main() -> None:
         status = run(options)
     except UserError as error:
         print(error, file=sys.stderr)
-        status = MISTAKE
+        status = USER_ERROR_STATUS
     except KeyboardInterrupt:
         print("interrupted; results until then are written", file=sys.stderr)
         status = INTERRUPTED

@@ -31,7 +31,7 @@ class Scale:
     tokens: int  # of a micro batch
     accumulation: int
     steps: int  # optimizer steps of a run
-    warm_up: int  # first steps, which don't count for the speed
+    warm_up: int  # first steps, excluded from the speed
     longest_run_s: float  # a run that lasts longer is ended
     one_sequence: bool = False  # micro batches of one sequence of any length, with activation checkpointing
 

@@ -1,7 +1,7 @@
-"""One run of another project's trainer: ``python -m benchmarks.gpu_speed.peer ORDER PARENT_PID``.
+"""Run another project's trainer once: ``python -m benchmarks.gpu_speed.peer ORDER PARENT_PID``.
 
-The order and the outcome are those of :mod:`benchmarks.on_gpu.one_run`. Rows are as long as the sequences, so
-that a peer pads nothing and needs no mask. Activation checkpointing is off where the run fits without it.
+Order and outcome have the format of :mod:`benchmarks.on_gpu.one_run`. Every row has the full sequence
+length, so peers need neither padding nor a mask. Activation checkpointing is off if the run fits without it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _FIGURE = re.compile(r"(\w+):(\S+)")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Peer:
-    """What a peer trains; ``settings`` of its order."""
+    """Training run of a peer, as stored in the ``settings`` of its order."""
 
     engine: str
     model: str  # name of the model table

@@ -22,14 +22,14 @@ from estimator import models
 from launchers.models import tiny_llama
 from launchers.report import trace
 
-FIRST_RUN_S = 40.0  # expected length of a run before one has been seen
+FIRST_RUN_S = 40.0  # assumed duration of the first run
 PROBE_S = 180.0  # limit of the matrix product and of the equality test
-DONE = ("ran", "out of memory")  # what a later call doesn't repeat
+DONE = ("ran", "out of memory")  # outcomes that a later call does not repeat
 
 
 @dataclass(kw_only=True, slots=True)
 class Results:
-    """Everything measured on one card, by earlier calls too."""
+    """All measurements on one card, including those of earlier calls."""
 
     card: str
     limit: dict[str, Any] | None = None  # of limit.py
@@ -38,7 +38,7 @@ class Results:
 
     @classmethod
     def load(cls, path: Path, card: str) -> Results:
-        """Read what earlier calls have measured on the same kind of card; empty where there is nothing."""
+        """Read the results of earlier calls on the same kind of card; empty if there are none."""
         values = json.loads(path.read_text()) if path.is_file() else {}
         if values.get("card") != card:
             return cls(card=card)

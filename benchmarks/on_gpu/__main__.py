@@ -31,7 +31,7 @@ from launchers.base import workdir
 from launchers.run.checks import check_installed
 
 RESULTS = Path(__file__).parents[1] / "results"
-MISTAKE = 2
+USER_ERROR_STATUS = 2
 INTERRUPTED = 130
 CHECKLIST_SHARE = 0.2  # of the time, at most
 NO_GPU = (
@@ -47,7 +47,7 @@ def main() -> None:
         status = run(options)
     except UserError as error:
         print(error, file=sys.stderr)
-        status = MISTAKE
+        status = USER_ERROR_STATUS
     except KeyboardInterrupt:
         print("ended by Ctrl-C; what was measured until then is written", file=sys.stderr)
         status = INTERRUPTED

@@ -1,4 +1,4 @@
-"""The cases: which runs are measured, how large they are, and in which order."""
+"""Cases to measure: their sizes and their order."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from launchers.run.job import build_job, unsupported
 from launchers.settings import Settings, build
 
 Lengths = Literal["varying", "fixed"]
-METHODS = ("lora", "full", "qlora")  # in the order of their use
-ENGINES = tuple(name for name in LAUNCHED_ENGINES if name != "trl")  # which draws answers as it trains
-DISK_SHARE = 0.5  # of what is free: the weights of one model, in 16 bits; there may be others
-ROOM = 2**50  # bytes that no plan needs: with so much, everything is planned
+METHODS = ("lora", "full", "qlora")  # most used first
+ENGINES = tuple(name for name in LAUNCHED_ENGINES if name != "trl")  # trl generates answers during training
+DISK_SHARE = 0.5  # maximum share of the free disk for one model's 16-bit weights
+ROOM = 2**50  # bytes; more than any plan needs, so that planning never fails
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scale:
-    """How large the runs are."""
+    """Size of the runs."""
 
     device: Device
     models: tuple[str, ...]  # names of the model table, smallest first
@@ -37,12 +37,12 @@ class Scale:
     micro_batch_size: int
     accumulation: int
     steps: int  # optimizer steps of a run
-    warm_up: int  # of them, that don't count for the speed
+    warm_up: int  # first steps, excluded from the speed
     checkpointing: bool
 
 
-# Eight sequences of 2048 tokens a step are a step a second of an 8B model on an H100, and gradients are kept
-# while they accumulate, as in most runs.
+# A step of an 8B model with eight sequences of 2048 tokens takes about a second on an H100.
+# With accumulation, gradients are kept between micro batches, as in most runs.
 ON_GPUS = Scale(
     device="cuda",
     models=("llama-3.2-1b", "llama-3.2-3b", "llama-3.1-8b"),
@@ -67,7 +67,7 @@ ON_CPU = Scale(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
-    """One way to train: what, with what, on how many processes, on which lengths, with which switches."""
+    """Configuration of one training run: model, method, engine, processes, row lengths and switches."""
 
     model: str
     method: LaunchedMethod
@@ -79,25 +79,25 @@ class Case:
 
     @property
     def name(self) -> str:
-        """All of it in words, as tables show it and ``--only`` finds it."""
+        """Name of the case in tables and for ``--only``."""
         return f"{self.what}, {self.switches}"
 
     @property
     def what(self) -> str:
-        """Model, method, engine, processes."""
+        """Description of model, method, engine and processes."""
         several = f" on {self.processes}" if self.processes > 1 else ""
         return f"{self.model} {self.method} {self.engine}{several}"
 
     @property
     def switches(self) -> str:
-        """Lengths, and the launchers' two switches; packed rows have no longest one."""
+        """Description of the row lengths and the launchers' two switches; packed rows have equal lengths."""
         first = ", longest first" if self.longest_first else ", as drawn"
         lengths = "packed" if self.lengths == "fixed" else f"varying{first}"
         return f"{lengths}, expandable segments {'on' if self.expandable_segments else 'off'}"
 
 
-# Lengths and switches, the most useful first: what users run by default, packed rows, what it was before, and
-# each switch alone. On packed rows longest_first changes nothing.
+# (lengths, longest_first, expandable_segments), the most useful first: the defaults, packed rows,
+# both switches off, and each switch alone. On packed rows longest_first has no effect.
 _ROUNDS: tuple[tuple[Lengths, bool, bool], ...] = (
     ("varying", True, True),
     ("fixed", True, True),
@@ -109,10 +109,10 @@ _ROUNDS: tuple[tuple[Lengths, bool, bool], ...] = (
 
 
 def in_order(scale: Scale, machine: Machine, model: str | None = None) -> list[Case]:
-    """All cases, the most useful first: on one GPU (or process), then on all that there are.
+    """List all cases, the most useful first: on one GPU (or process), then on all available ones.
 
-    ``model`` takes the place of the largest of the scale's models that is planned to fit, by method, engine
-    and number of processes.
+    ``model``: model of all cases. None: for each method, engine and number of processes, the largest of the
+    scale's models that is predicted to fit.
     """
     counts = sorted({1, len(machine.gpus) or 1})
     combinations = list(product(counts, ENGINES, METHODS))
@@ -136,7 +136,7 @@ def in_order(scale: Scale, machine: Machine, model: str | None = None) -> list[C
 
 
 def _largest(scale: Scale, machine: Machine, count: int, engine: str, method: str) -> str:
-    """The largest model that is planned to fit, or the smallest of all: then it is seen whether that does."""
+    """Return the largest model that is predicted to fit; the smallest one if none is."""
     for name in reversed(scale.models):
         case = Case(
             model=name,
@@ -166,13 +166,13 @@ def _plan(settings: Settings, spec: ModelSpec, machine: Machine) -> Plan:
 
 
 def unsupported_case(case: Case, scale: Scale) -> str | None:
-    """Why the case's engine cannot run it, as the engine itself says; None where it can."""
+    """Return the engine's reason why it cannot run the case; None if it can."""
     settings = settings_of(case, scale, Path(case.model), Path("rows.jsonl"))
     return unsupported(case.engine, settings, models.find(case.model))
 
 
 def settings_of(case: Case, scale: Scale, model_dir: Path, dataset: Path) -> Settings:
-    """The settings that a user would give for such a run, without a held-out part and checkpoints."""
+    """Build a user's settings for the case, without held-out rows and checkpoints."""
     return build(
         {
             "model": str(model_dir),
@@ -197,9 +197,10 @@ def settings_of(case: Case, scale: Scale, model_dir: Path, dataset: Path) -> Set
 
 
 def plan_anyway(job: Job, target: Target, _: object = None) -> Plan:
-    """The plan for this machine; where nothing is said to fit, the leanest one as if there were more memory.
+    """Return a plan for this machine, even if it is predicted not to fit.
 
-    Whether it is true that it doesn't fit is what is measured.
+    In that case it is planned as if memory were unlimited, for DeepSpeed on several GPUs with ZeRO stage 3;
+    the run then tests the prediction.
     """
     try:
         return planner.plan(job, target)
@@ -211,13 +212,13 @@ def plan_anyway(job: Job, target: Target, _: object = None) -> Plan:
 
 
 def rows_needed(case: Case, scale: Scale) -> int:
-    """Rows of the dataset: as many as the run takes, so that the longest is among them; more to be packed."""
+    """Return the number of rows: all that the run uses, including the longest; four times as many to pack."""
     rows = scale.steps * scale.micro_batch_size * scale.accumulation * case.processes
     return 4 * rows if case.lengths == "fixed" else rows
 
 
 def chosen(cases: Sequence[Case], only: str | None) -> list[Case]:
-    """The cases whose name has every word of ``only``; raises UserError where none has."""
+    """Return the cases whose names contain every word of ``only``. Raises UserError if there are none."""
     words = (only or "").split()
     matches = [case for case in cases if all(word in case.name.replace(",", "").split() for word in words)]
     if not matches:

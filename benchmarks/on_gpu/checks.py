@@ -10,15 +10,15 @@ from pathlib import Path
 from checklist import result
 from estimator.errors import UserError
 
-PROCESSES_ON_CPU = 2  # fewer have nothing to tell each other
+PROCESSES_ON_CPU = 2  # minimum for a collective between processes
 VERSIONS = ("driver", "cuda", "nccl", "torch")
 LEFT_OUT = "datastore,storage"
-LONGEST_PROBLEM = 300  # characters of it that are shown
+LONGEST_PROBLEM = 300  # characters of the message that are shown
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checked:
-    """Result of the checklist, or why there is none."""
+    """Result of the checklist, or the reason why it is missing."""
 
     command: str
     answer: result.Result | None = None
@@ -33,7 +33,7 @@ class Checked:
 
 
 def check(device: str, gpus: int, folder: Path, limit_s: float) -> Checked:
-    """Run it on this machine as one node; whatever goes wrong is told, never raised."""
+    """Run the checklist on this machine as one node; a failure is returned, never raised."""
     file = folder / "checklist.json"
     ranks = gpus or PROCESSES_ON_CPU
     options = ["--nodes", "1", "--gpus-per-node", str(ranks), "--device", device, "--skip", LEFT_OUT]
@@ -51,9 +51,9 @@ def check(device: str, gpus: int, folder: Path, limit_s: float) -> Checked:
             )
         except subprocess.TimeoutExpired:
             return Checked(command=shown, problem=f"it had not ended after {limit_s:.0f} s")
-    if not file.is_file():  # it has said why
-        said = (folder / "checklist.log").read_text(errors="replace").split()
-        return Checked(command=shown, problem=" ".join(said)[-LONGEST_PROBLEM:] or "it said nothing")
+    if not file.is_file():  # the log has the reason
+        output = (folder / "checklist.log").read_text(errors="replace").split()
+        return Checked(command=shown, problem=" ".join(output)[-LONGEST_PROBLEM:] or "it said nothing")
     try:
         return Checked(command=shown, answer=result.read(file))
     except UserError as error:

@@ -11,15 +11,15 @@ import numpy as np
 from estimator.vocabulary import TASKS, Task
 from launchers.dataset import python_docs
 
-# Lengths are drawn uniformly in their logarithm between the longest and this part of it: many short rows and
-# few long ones, as instruction data have them; their mean is a third of the longest.
+# Lengths are log-uniform from this share of the longest up to the longest: many short rows and few long
+# ones, as in instruction data; the mean is a third of the longest.
 SHORTEST_SHARE = 1 / 16
-SPARE = 8  # tokens that the longest row has too many, so that it is cut to the full length
+SPARE = 8  # extra tokens of the longest row, so that it is cut to exactly the full length
 _SEED = 0
 
 
 def lengths(rows: int, longest: int) -> list[int]:
-    """Tokens of each row; one of them, somewhere, has the full length."""
+    """Draw the number of tokens of each row; one row at a random place has the full length."""
     draw = np.random.default_rng(_SEED)
     drawn = np.exp(draw.uniform(math.log(longest * SHORTEST_SHARE), math.log(longest), rows))
     result = [int(value) for value in drawn]
@@ -28,7 +28,7 @@ def lengths(rows: int, longest: int) -> list[int]:
 
 
 def write(path: Path, model_dir: Path, rows: int, longest: int, task: Task = "pretrain") -> Path:
-    """Write a JSONL file of ``rows`` texts of such lengths by the model's tokenizer, in the form of the task.
+    """Write a JSONL file of ``rows`` texts of varying length in the model's tokens, in the form of the task.
 
     An existing file is kept.
     """

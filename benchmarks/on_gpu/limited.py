@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from launchers.settings import Settings
 
 ENGINE = "benchmarks.on_gpu.limited:Limited"
-LIMIT = "ON_GPU_LIMIT_BYTES"  # of each process; not set: none
+LIMIT = "ON_GPU_LIMIT_BYTES"  # limit of each process; no limit if unset
 
 
 class Limited:
-    """The job's own engine (see launchers.engines.Engine) below the limit in the environment."""
+    """The job's engine (see launchers.engines.Engine) with the memory limit given in the environment."""
 
     def unsupported_settings(self, settings: Settings) -> str | None:
         return engines.get(settings.engine).unsupported_settings(settings)
@@ -40,10 +40,10 @@ class Limited:
 
 
 def _limit_gpu(limit_bytes: int, index: int) -> None:
-    """Hold what PyTorch's caching allocator reserves below the limit, with expandable segments as without.
+    """Limit the bytes that PyTorch's caching allocator reserves, with or without expandable segments.
 
-    Before it refuses, the allocator gives cached blocks back and tries again, as on a GPU that is full
-    (c10/cuda/CUDACachingAllocator.cpp, alloc_block). CUDA's context and NCCL's buffers are not its own.
+    At the limit, as on a full GPU, the allocator frees cached blocks and retries before it fails
+    (c10/cuda/CUDACachingAllocator.cpp, alloc_block). CUDA's context and NCCL's buffers are not limited.
     """
     import torch
 
@@ -53,8 +53,8 @@ def _limit_gpu(limit_bytes: int, index: int) -> None:
 
 
 def _limit_host(limit_bytes: int) -> None:
-    """Hold the process's private writable memory (VmData of proc(5)) below the limit; Linux 4.7 and later.
+    """Limit the process's private writable memory (VmData of proc(5)); Linux 4.7 and later.
 
-    Of a process that trains on a CPU nearly all of that is resident: torch's tensors, and what they leave.
+    When training on a CPU, nearly all of it is resident: tensors, and freed memory that torch keeps.
     """
     resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, limit_bytes))

@@ -1,7 +1,7 @@
-"""One run through the launchers: ``python -m benchmarks.on_gpu.one_run ORDER PARENT_PID``.
+"""Run one training through the launchers: ``python -m benchmarks.on_gpu.one_run ORDER PARENT_PID``.
 
-What a user's run does from its settings on (launchers.run.preparation, launchers.gang), up to the end of the
-last step: nothing is saved, as nothing more is measured then. The order and what came of it are JSON files.
+Follows a user's run (launchers.run.preparation, launchers.gang) from its settings to the end of the last
+step, and saves no model. The order and its outcome are JSON files.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class Heading:
 
 
 def render(heading: Heading, measured: Sequence[Measured], scale: Scale, checked: Checked) -> str:
-    """The whole page, as Markdown."""
+    """Format the page in Markdown."""
     on_gpus = scale.device == "cuda"
     ran = [each for each in measured if each.ran]
     parts = [
@@ -43,7 +43,7 @@ def render(heading: Heading, measured: Sequence[Measured], scale: Scale, checked
         "## Speed" if ran else "",
         _SPEED_WORDS if ran else "",
         _table(SPEED, ran),
-        *(_beside_nvml(ran) if on_gpus and ran else []),
+        *(_device_memory(ran) if on_gpus and ran else []),
         "## The checklist",
         *_checklist(checked),
         *_not_measured(measured),
@@ -51,30 +51,29 @@ def render(heading: Heading, measured: Sequence[Measured], scale: Scale, checked
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-# ---- the words
+# ---- texts
 
 
 _SPEED_WORDS = (
     "Medians of the steps after the warm-up. Packed sequences count with their full length, as predictions "
-    "do; of rows that vary in length padding doesn't count, and nothing is predicted."
+    "do. For rows of varying lengths padding does not count, and there is no prediction."
 )
 _NVML = (
-    "What nvidia-smi shows of the whole GPU, beyond what was in use before, over `max_memory_reserved`: "
-    "CUDA's context, NCCL's buffers, and what the libraries allocate themselves. Seen by the sampler of "
+    "Peak use of the whole GPU by NVML, minus its use before the run, compared with `max_memory_reserved`. "
+    "The difference is CUDA's context, NCCL's buffers and allocations of other libraries. Sampled as by "
     "`@gpu_profile`."
 )
 _MISSED = (
-    "Left out is a figure of NVML's that is below what torch reserved in the same run: the sampler did not "
-    "look while the most was in use, so it is no peak, and what lies outside of torch's allocator, and with "
-    "it what the case needs, is not known:"
+    "NVML's figure is omitted if it is below what torch reserved in the same run, because no sample fell on "
+    "the peak. Then the memory outside of torch's allocator, and so the need of the case, is unknown:"
 )
 
 
-def _beside_nvml(ran: Sequence[Measured]) -> list[str]:
+def _device_memory(ran: Sequence[Measured]) -> list[str]:
     missed = [each for each in ran if each.device_missed]
     lines = [f"{each.case.name}: {_missed(each)}" for each in missed]
     return [
-        "## NVML beside torch's counters",
+        "## NVML compared with torch's counters",
         _NVML,
         _table(DEVICE, ran),
         f"{_MISSED}\n\n{_list(lines)}" if missed else "",
@@ -85,7 +84,7 @@ def _missed(measured: Measured) -> str:
     outcome = measured.outcome
     assert outcome is not None
     seen, reserved = outcome.device_bytes or 0, outcome.reserved_bytes or 0
-    return f"{format_bytes(seen)} seen in {outcome.samples} looks, {format_bytes(reserved)} reserved"
+    return f"{format_bytes(seen)} seen in {outcome.samples} samples, {format_bytes(reserved)} reserved"
 
 
 def _versions(checked: Checked) -> str:
@@ -98,10 +97,10 @@ def _of_runs(scale: Scale, heading: Heading) -> str:
     return (
         f"Random weights, nothing downloaded. Sequences of up to {scale.seq_len:,} tokens, micro batch "
         f"{scale.micro_batch_size}, {scale.accumulation} passes an optimizer step, {checkpointing} "
-        f"activation checkpointing, {scale.steps} steps of which the first {scale.warm_up} don't count for "
-        "the speed. Lengths are drawn uniformly in their logarithm from "
-        f"{scale.seq_len * SHORTEST_SHARE:.0f} tokens up; packed are such texts, several to a sequence. "
-        f"What a case needs is sought by halving, down to {heading.resolution:.0%} of what it shows."
+        f"activation checkpointing, {scale.steps} steps of which the first {scale.warm_up} are excluded from "
+        "the speed. Lengths are log-uniform from "
+        f"{scale.seq_len * SHORTEST_SHARE:.0f} tokens up; packed sequences contain several such texts. "
+        f"The need of a case is found by bisection, down to {heading.resolution:.0%} of its reserved memory."
     )
 
 
@@ -109,20 +108,20 @@ def _memory_words(on_gpus: bool) -> str:
     if on_gpus:
         return (
             "GiB. Live: `max_memory_allocated`. Shows: NVML, the whole process. Needs: the smallest limit "
-            "(`set_per_process_memory_fraction`) on which it still ran, and what lies outside of torch's "
+            "(`set_per_process_memory_fraction`) at which it ran, plus the memory outside of torch's "
             "allocator. Errors are predicted over measured, minus 1."
         )
     return (
         "GiB. Shows: resident memory. Needs: the smallest limit of private writable memory (`RLIMIT_DATA`) "
-        "on which it still ran. Errors are predicted over measured, minus 1. Tiny shapes on a CPU say "
-        "nothing of GPUs: they show that the benchmark runs, and how far the estimator's CPU class is off."
+        "at which it ran. Errors are predicted over measured, minus 1. Tiny shapes on a CPU say "
+        "nothing about GPUs: they test the benchmark and the estimator's CPU class."
     )
 
 
 def _checklist(checked: Checked) -> list[str]:
     shown = f"`{checked.command}`"
     if checked.answer is None:
-        return [f"{shown}: no answer: {checked.problem.rstrip('.')}."]
+        return [f"{shown}: no result: {checked.problem.rstrip('.')}."]
     answer = checked.answer
     lines = ["| Check | Verdict | Why |", "|---|---|---|"]
     lines += [f"| {check.check} | {check.verdict} | {_cell(check.reason)} |" for check in answer.checks]
@@ -157,7 +156,7 @@ def _not_measured(measured: Sequence[Measured]) -> list[str]:
         if trial.ended not in ("ran", "out of memory")
     }
     if rest:
-        parts.append(f"Below a limit runs ended with other words, too:\n\n{_list(sorted(rest))}")
+        parts.append(f"Messages of runs below a limit that ended otherwise:\n\n{_list(sorted(rest))}")
     return parts
 
 
@@ -172,7 +171,7 @@ def _list(lines: Iterable[str]) -> str:
     return "\n".join(f"- {_cell(line)}" for line in lines)
 
 
-# ---- the tables
+# ---- tables
 
 
 Column = tuple[str, Callable[[Measured], str]]
@@ -194,12 +193,12 @@ def _plan(measured: Measured) -> Plan:
 
 
 def _of(name: str) -> Callable[[Measured], int | None]:
-    """A figure of the run's outcome by its name."""
+    """Return a function that reads a field of the run's outcome."""
     return lambda measured: getattr(measured.outcome, name, None)
 
 
 def _predicted(name: str) -> Callable[[Measured], int]:
-    """A figure of the plan's memory by its name."""
+    """Return a function that reads a field of the predicted memory."""
     return lambda measured: int(getattr(_plan(measured).prediction.memory, name))
 
 
@@ -222,7 +221,7 @@ def _error(
 
 
 def _shown(measured: Measured) -> int | None:
-    """What the whole process showed: on a GPU by NVML, on a CPU what was resident."""
+    """Return the memory of the whole process: by NVML on a GPU, resident memory on a CPU."""
     outcome = measured.outcome
     if outcome is None:
         return None
@@ -234,7 +233,7 @@ def _needed(measured: Measured) -> int | None:
 
 
 def _between(measured: Measured) -> str:
-    """How far above a limit that did not do the smallest one is that did, and after how many runs."""
+    """Format the gap between the smallest limit that ran and the largest that failed, and the runs."""
     search = measured.found
     if search is None or measured.needed_bytes is None:
         return NONE
@@ -246,7 +245,7 @@ def _speed(measured: Measured) -> float | None:
 
 
 def _predicted_speed(measured: Measured) -> float | None:
-    """Of one process; of rows that vary in length nothing is predicted: their padding is not known."""
+    """Return the predicted tokens/s of one process; None for varying lengths, whose padding is unknown."""
     plan = _plan(measured)
     rate = plan.prediction.tokens_per_second
     if rate is None or measured.case.lengths == "varying":
@@ -289,7 +288,7 @@ DEVICE: tuple[Column, ...] = (
     ("reserved", _gib(_of("reserved_bytes"))),
     ("outside of torch", _gib(lambda measured: measured.outside_bytes)),
     ("in use before", _gib(_of("device_before_bytes"))),
-    ("looks", _number(_of("samples"), 0)),
+    ("samples", _number(_of("samples"), 0)),
 )
 
 

@@ -16,17 +16,17 @@ from estimator.engines.setups import dense_mask
 from estimator.plan import GIB, Layout, Plan
 from launchers.settings import Settings
 
-DIGITS = 4  # of GiB
+DIGITS = 4  # decimal places of GiB
 
 
 def columns() -> list[str]:
-    """The names of the shipped table's columns, in order."""
+    """Return the column names of the shipped table, in order."""
     with published.TABLE.open(newline="", encoding="utf-8") as file:
         return next(csv.reader(file))
 
 
 def rows(measured: Sequence[Measured], *, source: str, prefix: str) -> list[dict[str, Any]]:
-    """A row for each figure of each run that ran, and one for each that ran out of memory.
+    """Build one row per figure of each run that ended, and one row per run that ran out of memory.
 
     ``source`` names the machine and the day; ids are ``prefix`` and a number.
     """
@@ -48,7 +48,7 @@ def rows(measured: Sequence[Measured], *, source: str, prefix: str) -> list[dict
 
 
 def _figures(measured: Measured) -> list[dict[str, Any]]:
-    """The cells of each figure of memory; the first has the speed, too."""
+    """Return the cells of each memory figure; the first one also has the speed."""
     outcome, search = measured.outcome, measured.found
     assert outcome is not None
     if outcome.reserved_bytes is None:
@@ -129,12 +129,12 @@ def _of_run(measured: Measured, plan: Plan) -> dict[str, Any]:
 
 
 def _quantization(engine: str) -> str:
-    """torchao's tensors, or launchers/engines/loop/quantized.py's words of the model's type."""
+    """Name the implementation of NF4: torchao's tensors, or launchers/engines/loop/quantized.py."""
     return "nf4 (torchao, double)" if engine == "torchtune" else "nf4 (own layers, double, bf16 storage)"
 
 
 def _framework(engine: str) -> str:
-    """The engine with the version that decides: FSDP2 is torch's own."""
+    """Return the engine with its package's version; for FSDP2, torch's."""
     return f"fsdp2 torch {version('torch')}" if engine == "fsdp2" else f"{engine} {version(engine)}"
 
 
@@ -152,7 +152,7 @@ def _sharding(layout: Layout) -> dict[str, Any]:
 
 
 def _packing(measured: Measured, layout: Layout) -> str:
-    """In words that benchmarks/published knows; of rows that vary, the mean length is not the longest."""
+    """Describe packing and lengths in the terms that benchmarks/published parses."""
     if measured.case.lengths == "fixed":
         case = measured.case
         model = models.find(case.model)
@@ -163,7 +163,7 @@ def _packing(measured: Measured, layout: Layout) -> str:
 
 
 def _types(layout: Layout) -> dict[str, Any]:
-    """Of what is kept, and of what is computed in."""
+    """Return the dtypes of stored parameters and of computation."""
     kept = {"bf16": "bf16", "bf16-mixed": "fp32 master weights", "fp32": "fp32"}
     return {
         "param_dtype": kept[layout.precision],
@@ -176,7 +176,7 @@ def _gib(size: int) -> float:
 
 
 def as_csv(table: Sequence[dict[str, Any]]) -> str:
-    """The table as the shipped one is written."""
+    """Format the rows as CSV, like the shipped table."""
     text = io.StringIO()
     writer = csv.DictWriter(text, columns(), restval="", lineterminator="\n")
     writer.writeheader()

@@ -53,7 +53,7 @@ class Measured:
     outcome: Outcome | None = None  # of the run without a limit; None: not run
     found: Found | None = None
     trials: list[Outcome] = field(default_factory=list)  # below limits, in the order of the search
-    left_out: str = ""  # why something is missing
+    left_out: str = ""  # reason why results are missing
 
     @property
     def ran(self) -> bool:

@@ -18,7 +18,7 @@ from benchmarks.published import scoring
 from benchmarks.published.held_out import compare_held_out
 from benchmarks.published.scoring import GROUPS, SPEED_GROUPS, Comparison, Score, Scored, grouped, line, score
 from benchmarks.published.verdict import verdict
-from estimator.errors import MISTAKE, UserError
+from estimator.errors import USER_ERROR_STATUS, UserError
 
 WORST = 10  # rows shown
 
@@ -157,7 +157,7 @@ def main() -> None:
         app(prog_name="python -m benchmarks.published.compare")
     except UserError as error:
         print(error, file=sys.stderr)
-        raise SystemExit(MISTAKE) from None
+        raise SystemExit(USER_ERROR_STATUS) from None
 
 
 if __name__ == "__main__":

@@ -39,10 +39,10 @@ class MeasuredRun:
     method: str
     quality: str
     counter: str
-    name: str  # of the class
+    name: str  # name of the class of runs
     measured: float
-    fixed: float  # states
-    dynamic: float  # activations, logits and buffers, and bytes that the allocator reserves in addition
+    fixed: float  # predicted states
+    dynamic: float  # predicted activations, logits, buffers, and the allocator's reserve
 
     @property
     def ratio(self) -> float:

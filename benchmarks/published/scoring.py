@@ -76,7 +76,7 @@ class Comparison:
     judged: tuple[Judged, ...]
     memory: tuple[Scored, ...]
     throughput: tuple[Scored, ...]
-    verdict_skipped: Mapping[str, str]  # reason by id: rows that aren't judged whether they fit
+    verdict_skipped: Mapping[str, str]  # reason by id: rows without a verdict on whether they fit
     memory_skipped: Mapping[str, str]  # reason by id: rows with a peak that isn't scored
     throughput_skipped: Mapping[str, str]
 

@@ -84,9 +84,9 @@ def alias_of(framework: str) -> str | None:
 def version_of(framework: str, loss: str, engine: Engine) -> str:
     """Return the version in ``estimator/data/implementations.csv`` that the framework ran; "" is current.
 
-    torchtitan had both FSDPs only in spring 2024, torchtune's norms kept less up to 0.4, and litgpt's tables
-    of October 2023 and January 2024 predate its use of StableEmbedding for quantized models. transformers'
-    use_liger_kernel, which brings Liger's loss, replaces norms and MLPs as well.
+    torchtitan had both FSDPs only in spring 2024, torchtune's norms stored fewer activations up to 0.4, and
+    litgpt's tables of October 2023 and January 2024 predate its use of StableEmbedding for quantized models.
+    transformers' use_liger_kernel, which brings Liger's loss, replaces norms and MLPs as well.
     """
     if engine == "deepspeed" and "liger" in loss.lower():
         return "liger"

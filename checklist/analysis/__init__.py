@@ -1,1 +1,1 @@
-"""Pure arithmetic on measurements: who is at fault, whose packets are lost, what a bandwidth means."""
+"""Pure arithmetic on measurements: localization of faults and packet loss, expected bandwidths."""

@@ -189,7 +189,7 @@ def _facts(fact: Facts) -> tuple[Facts, list[Unsound]]:
 
 
 def _why_impossible_or_zero(value: float | None) -> str | None:
-    """Return as :func:`wrong`, but allow zero."""
+    """Return why a value is impossible, like :func:`why_impossible`, but allow zero."""
     return None if value == 0 else why_impossible(value)
 
 

@@ -1,1 +1,1 @@
-"""What all judges share: context of a run, thresholds, comparison with peers, advice, coverage."""
+"""Shared parts of the judges: context of a run, thresholds, comparison with peers, advice, coverage."""

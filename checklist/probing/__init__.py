@@ -1,1 +1,1 @@
-"""What all probes share: the context of a probe process and its progress reports."""
+"""Shared parts of the probes: context of a probe process, and its progress reports."""

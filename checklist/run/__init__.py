@@ -1,1 +1,1 @@
-"""Measuring: one supervisor for each node, worker processes that may hang, and rank 0 that conducts them."""
+"""Execution of a run: a supervisor per node, worker processes that may hang, coordinator on rank 0."""

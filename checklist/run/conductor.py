@@ -28,7 +28,7 @@ from estimator.errors import UserError
 from estimator.formatting import format_clock
 from estimator.terminal import print
 
-PROGRESS_S = 10.0  # between progress lines
+PROGRESS_S = 10.0  # interval of progress lines
 _PHASE_NAMES: dict[PhaseName, str] = {
     "facts": "facts of each node",
     "mesh": "connections between nodes",
@@ -58,7 +58,7 @@ class Coordinator(Session):
     ) -> None:
         super().__init__(options, rendezvous, hub, limits)
         self._on_measured, self._conclude = on_measured, conclude
-        self.measured: Measurements | None = None  # all of it, at the end
+        self.measured: Measurements | None = None  # complete measurements, set at the end
         self._phase_began: float | None = None
         self._finished = threading.Event()
 
@@ -146,7 +146,7 @@ class Coordinator(Session):
         losing one.
         """
         request = event.peer.request
-        ranks = tuple(rank for rank in request.ranks if rank in self._asked)  # others are noted already
+        ranks = tuple(rank for rank in request.ranks if rank in self._asked)  # others are recorded
         hangs = [
             Hang(
                 rank=rank,

@@ -30,10 +30,10 @@ from launchers.cluster.greeting import BadMessage, Message, Refused
 from launchers.cluster.rendezvous import Beat, JoinRequest, Peer, Server, describe_loss
 
 BEAT_S = 0.5
-_PARTING_S = 5.0  # for supervisors to read their last message, over a slow link too
-_KNOCKS = 2  # ports that are asked once more, when there was no way to rank 0
+_PARTING_S = 5.0  # time for supervisors to read their last message, even over a slow link
+_KNOCKS = 2  # number of ports probed again after rank 0 was unreachable
 _SSH = 22
-_LONGEST = 64 << 20  # a run of a thousand nodes ends with its measurements in one message
+_LONGEST = 64 << 20  # bytes; the measurements of a thousand nodes are one message
 
 Position = tuple[str, int, str]  # operation, sequence, and the process's state as the kernel gives it
 
@@ -43,10 +43,10 @@ class Limits:
     """Time limits of every wait, in seconds."""
 
     rendezvous: float = 60.0  # until all ranks have joined
-    operation: float = 30.0  # one collective, or one other thing that a worker is asked to do
-    connect: float = 2.0  # a socket between two nodes
-    bulk: float = 3.0  # 256 KB over it
-    lost_after: float = 10.0  # silence of a supervisor
+    operation: float = 30.0  # one collective, or another command of a worker
+    connect: float = 2.0  # connecting a socket between two nodes
+    bulk: float = 3.0  # transfer of 256 KB over that socket
+    lost_after: float = 10.0  # silence after which a supervisor counts as lost
     settle: float = 1.5  # after the first rank failed, for other failures to be reported
     phase: float = 600.0
     run: float = 3600.0

@@ -27,11 +27,11 @@ from launchers.cluster.endpoint import Secret
 from launchers.cluster.processes import die_with_parent
 
 _ROOT = Path(__file__).resolve().parents[2]
-_NODE = "CHECKLIST_LOCAL_NODE"  # which node a process is, for people who look at it
-_END_S = 10.0  # for the other nodes to end by themselves after node 0
+_NODE = "CHECKLIST_LOCAL_NODE"  # node of a process, for inspection by users
+_END_S = 10.0  # time for the other nodes to end by themselves after node 0
 _LOOK_S = 0.5  # between polls of the results so far
-_SO_FAR = "so-far.json"  # in the work folder of node 0's process: measurements
-_LAST_S = 60.0  # for a node's process to start and end, beyond the run's own limits
+_SO_FAR = "so-far.json"  # measurements so far, in the work folder of node 0's process
+_LAST_S = 60.0  # time for a node's process to start and end, in addition to the run's limits
 
 
 def run_local(options: Options, *, directory: Path | None = None) -> Measurements:

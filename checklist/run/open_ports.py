@@ -5,8 +5,8 @@ from __future__ import annotations
 from checklist.measurements import OpenPorts, record
 from checklist.run.session import Session
 
-NEIGHBORS = 2  # that try each node: one would leave open which of the two blocks
-_ROUNDS = 2  # in which a port is tried
+NEIGHBORS = 2  # nodes that probe each node; with one, either of the two could be blocking
+_ROUNDS = 2  # attempts per port
 
 
 def try_ports(run: Session) -> None:

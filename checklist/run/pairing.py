@@ -28,13 +28,13 @@ from checklist.run.session import Session
 from checklist.suspects import first_pairs
 
 PAIR_REPETITIONS = 5
-SCREEN_BYTES, SCREEN_CUDA_BYTES = 4 << 20, 64 << 20  # of one message while all nodes send
-SCREEN_PASSES = 4  # of which the best counts
-SCREEN_TURN_S = 0.25  # more than turns of one distance take, all passes together, with a wide margin
-_SECOND_LOOK_S = 15.0  # at pairs that the mesh found cut; one of them takes as long as a connection may
+SCREEN_BYTES, SCREEN_CUDA_BYTES = 4 << 20, 64 << 20  # bytes of one message while all nodes send
+SCREEN_PASSES = 4  # the best one counts
+SCREEN_TURN_S = 0.25  # time limit for all passes of one ring distance, with a wide margin
+_SECOND_LOOK_S = 15.0  # time limit for retries of pairs that could not connect
 
 
-class PhaseSkipped(Exception):  # noqa: N818 - it is an answer
+class PhaseSkipped(Exception):  # noqa: N818 - a result, not an error
     """Reason that the phase cannot be measured here."""
 
 

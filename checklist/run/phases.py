@@ -32,8 +32,8 @@ from checklist.run.session import Session
 
 __all__ = ["DO", "PHASES", "PhaseSkipped", "limits_of"]
 _LEAVE_S = 10.0
-REPEAT_SHARE = 0.2  # of the time of the load: for products that are compared bit by bit
-_LOST_S, _LOST_OF_MANY_S = 10.0, 30.0  # of silence
+REPEAT_SHARE = 0.2  # share of the load's time for products that are compared bitwise
+_LOST_S, _LOST_OF_MANY_S = 10.0, 30.0  # silence after which a node counts as lost
 
 
 def limits_of(options: Options) -> Limits:

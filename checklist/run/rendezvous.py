@@ -107,8 +107,9 @@ def of_node(
 
 
 def control_ports(port: int, environment: Mapping[str, str] = os.environ) -> tuple[int, ...]:
-    """Return the control channel's ports: from $CHECKLIST_PORT on, else next to a launcher's. Raises
-    UserError.
+    """Return the control channel's ports: from $CHECKLIST_PORT on, else next to the launcher's.
+
+    Raises UserError for an impossible $CHECKLIST_PORT.
     """
     first = port + PORT_OFFSET
     if environment.get(PORT_VARIABLE):

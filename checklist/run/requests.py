@@ -29,7 +29,7 @@ from checklist.run.control import (
     WorkerReply,
 )
 
-_STOPPED = "tTDZX"  # states in which a process cannot do its part: stopped, waiting for a device, dead
+_STOPPED = "tTDZX"  # process states without progress: stopped, waiting for a device, dead
 _CLOCK_ROUNDS = 5
 
 
@@ -52,7 +52,7 @@ class Outcome:
     replies: dict[int, Any] = field(default_factory=dict)
     errors: dict[int, str] = field(default_factory=dict)
     unfinished: tuple[int, ...] = ()
-    """Ranks that died, were lost or did not answer in time; their workers were restarted."""
+    """Ranks that died, were lost or did not reply in time; their workers were restarted."""
     why: str | None = None
 
     @property
@@ -68,15 +68,15 @@ class Requests:
         self.limits = limits
         self.phase: PhaseName = "facts"
         self.phase_ends = float("inf")
-        self.nodes: dict[int, int] = {}  # by rank, all that have ever been there
+        self.nodes: dict[int, int] = {}  # node by rank, of all ranks that ever joined
         self.sinks: dict[int, int] = {}  # by rank: the port of its sink
         self.hangs: list[Hang] = []
         self.notes: list[str] = []
         self.hub = hub
         self.stopped = threading.Event()
-        self._asked: set[int] = set()  # ranks that have yet to answer
-        self._dead: dict[int, _Lost] = {}  # ranks that died with nothing to answer, until they are restarted
-        self._operation = ""  # what they were asked for
+        self._asked: set[int] = set()  # ranks whose reply is pending
+        self._dead: dict[int, _Lost] = {}  # ranks that died between requests, until they are restarted
+        self._operation = ""  # operation of the current request
         self._ids = 0
 
     @property
@@ -165,7 +165,7 @@ class Requests:
             sequence = cause.at[1] if cause.at else None
             self._hang(rank, kind, sequence, waited_s, cause.kind, alive, cause.why)
         behind: list[int] = []
-        if not at_deadline:  # the phase's time was over: whoever is merely slow is not to blame
+        if not at_deadline:  # at the phase's time limit, slow ranks are not at fault
             outcome.why = f"the time for the phase was over in {kind}"
         positions = self._where(alive)
         records = self._traces(alive) if not dead else {}

@@ -54,12 +54,12 @@ class Session(Requests):
         super().__init__(hub, limits)
         self.options, self.rendezvous = options, rendezvous
         self.results = Collected()
-        self.addresses: dict[int, str] = {}  # by rank: where others reach its host
-        self.hosts: dict[int, str] = {}  # by node: what it calls itself when it joins
-        self.callers: dict[int, str] = {}  # by node: from which address it has joined
-        self.unusable: dict[int, str] = {}  # by rank: why its backend cannot talk to others
+        self.addresses: dict[int, str] = {}  # by rank: address at which other nodes reach its host
+        self.hosts: dict[int, str] = {}  # by node: hostname in its join request
+        self.callers: dict[int, str] = {}  # by node: source address of its connection
+        self.unusable: dict[int, str] = {}  # by rank: why its backend cannot reach other hosts
         self.device, self.backend = "cpu", "gloo"
-        self.scratch = secrets.token_hex(6)  # in the name of whatever is written and removed again
+        self.scratch = secrets.token_hex(6)  # part of the names of temporary files
         self.began_unix, self._begin = time.time(), time.monotonic()
 
     @property

@@ -41,7 +41,7 @@ from launchers.cluster.channel import Connection
 from launchers.cluster.processes import sigterm_raises
 from launchers.cluster.rendezvous import Beat, receive_all
 
-_END_S = 15.0  # for the last results to come, after the run's own limit
+_END_S = 15.0  # time for the last results, in addition to the run's limit
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,7 +50,7 @@ class End:
 
     measurements: Measurements
     status: int | None
-    """Exit status decided by rank 0; None if it was not to decide."""
+    """Exit status decided by rank 0; None if the caller gave no ``conclude``."""
 
 
 def run(
@@ -102,20 +102,20 @@ def take_part(
     folder.mkdir(parents=True, exist_ok=True)
     limits = limits_of(options)
     hub = Hub(rendezvous, limits) if rendezvous.is_leader else None
-    conductor = (
+    coordinator = (
         Coordinator(options, rendezvous, hub, limits, on_measured, conclude) if hub is not None else None
     )
     try:
-        if conductor is not None:
-            threading.Thread(target=conductor.run, name="checklist-conductor", daemon=True).start()
+        if coordinator is not None:
+            threading.Thread(target=coordinator.run, name="checklist-conductor", daemon=True).start()
         connection = control.join(rendezvous, limits)
         with sigterm_raises():
             end = _NodeAgent(rendezvous, limits, connection, folder).serve()
-            measurements = None if conductor is None else conductor.measured
+            measurements = None if coordinator is None else coordinator.measured
             return end if measurements is None else replace(end, measurements=measurements)
     finally:
-        if conductor is not None:
-            conductor.stop()
+        if coordinator is not None:
+            coordinator.stop()
         if hub is not None:
             hub.close()
         if not keep_folder:
@@ -218,7 +218,7 @@ def _environment(rendezvous: Rendezvous) -> dict[str, str]:
     if "OMP_NUM_THREADS" not in os.environ:
         environment["OMP_NUM_THREADS"] = str(max(1, cores // processes))
     if rendezvous.simulated:
-        # One kernel plays several hosts, and what they say to each other goes over loopback.
+        # One kernel simulates several hosts, whose traffic goes over loopback.
         environment["CHECKLIST_HOST_ID"] = f"{socket.gethostname()}/{rendezvous.node}"
         environment["NODE_NAME"] = f"local{rendezvous.node}"
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):

@@ -31,18 +31,18 @@ OPERATIONS = {
 }
 GROWTH = {"quick": 8, "standard": 4, "deep": 2}
 _SMALLEST = 8
-_FEWEST = 3  # iterations, however slow
-_FAST_S = 5e-3  # what takes less is repeated more often: its single times scatter more
+_FEWEST = 3  # minimum number of iterations
+_FAST_S = 5e-3  # shorter operations are repeated more often, because their times scatter more
 _MORE_WHERE_FAST = 5
-_SHARE = 0.7  # of the phase's time that the sweep may take
+_SHARE = 0.7  # maximum share of the phase's time limit that the sweep takes
 
 
 def store(run: Session) -> tuple[str, int] | None:
-    """Return the store in which groups find each other; None if rank 0 cannot serve it."""
+    """Start the rendezvous store of the groups; return its address, None if rank 0 cannot serve it."""
     if 0 not in run.ranks:
         return None
     address = run.rendezvous.host
-    limit = 2 * run.limits.operation  # torch is imported by this, if no check has done so before
+    limit = 2 * run.limits.operation  # includes the import of torch if no earlier check imported it
     outcome = run.request("store", {0: {"address": address}}, limit_s=limit)
     return (address, int(outcome.replies[0])) if 0 in outcome.replies else None
 

@@ -17,7 +17,7 @@ from checklist.run.control import Position, Reply, WorkerCommand, WorkerEnded, W
 from checklist.run.rendezvous import SHARED_VARIABLE
 
 _ROOT = Path(__file__).resolve().parents[2]  # holds the import packages
-_FLIGHT_RECORDS = "200"  # entries; without it torch keeps none
+_FLIGHT_RECORDS = "200"  # entries; without the variable torch records nothing
 _LOG_LINES = 3
 
 
@@ -57,7 +57,7 @@ class WorkerProcess:
             "TORCH_FR_BUFFER_SIZE": _FLIGHT_RECORDS,
             "NCCL_DEBUG": "INFO",
             "NCCL_DEBUG_SUBSYS": "INIT,NET,TUNING",
-            "OMP_WAIT_POLICY": "passive",  # threads that spin slow down whoever shares the cores
+            "OMP_WAIT_POLICY": "passive",  # spinning threads slow down other processes on the same cores
             **os.environ,
             "NCCL_DEBUG_FILE": str(self.directory / f"rank{self.rank}.nccl"),
             **self._own,
@@ -66,7 +66,7 @@ class WorkerProcess:
         }
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
         for name in (SHARED_VARIABLE, "RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_USE_AGENT_STORE"):
-            environment.pop(name, None)  # groups are made from what the supervisor says
+            environment.pop(name, None)  # the supervisor's commands define the process groups
         try:
             with self._log.open("ab") as log:
                 self._process = subprocess.Popen(
@@ -146,10 +146,10 @@ class WorkerProcess:
             return  # it was killed by us
         code = process.wait()
         outcome = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
-        last_words = "" if code < 0 else self._last_words()
-        self._report(WorkerEnded(rank=self.rank, why=outcome + last_words, at=self.at()))
+        log_tail = "" if code < 0 else self._log_tail()
+        self._report(WorkerEnded(rank=self.rank, why=outcome + log_tail, at=self.at()))
 
-    def _last_words(self) -> str:
+    def _log_tail(self) -> str:
         try:
             lines = self._log.read_text(errors="replace").strip().splitlines()
         except OSError:

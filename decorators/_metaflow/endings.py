@@ -19,7 +19,7 @@ from decorators._metaflow.signals import forward_signals_to_jobs, was_interrupte
 from decorators._metaflow.terminal import renew_steps
 from decorators._metaflow.users import ensure_user
 from estimator import logs
-from estimator.errors import MISTAKE, UserError
+from estimator.errors import USER_ERROR_STATUS, UserError
 from estimator.terminal import print
 from launchers.cluster.hangup import outlive_shell
 
@@ -121,9 +121,9 @@ def main(flow: type[Any], command_line: CommandLine | None = None) -> None:
 
     In addition: sets a user name if the machine has none, keeps the run alive when its shell ends, ends
     remote jobs together with the run, shows training progress in one line on a terminal, and prints the cause
-    of a failed run last. Metaflow always exits with 1 after an error; this exits with :data:`MISTAKE` if
-    nothing was started, and a task that raised a UserError exits with the status that keeps Metaflow's local
-    scheduler from retrying it.
+    of a failed run last. Metaflow always exits with 1 after an error; this exits with
+    :data:`USER_ERROR_STATUS` if nothing was started, and a task that raised a UserError exits with the status
+    that keeps Metaflow's local scheduler from retrying it.
 
     ``command_line`` formats the command of the flow for its help and for suggestions; by default it runs the
     flow's file.
@@ -147,7 +147,7 @@ def main(flow: type[Any], command_line: CommandLine | None = None) -> None:
         logs.show_traceback(error)
         print_line(error.problem)
         print_line(error.advice)
-        raise SystemExit(MISTAKE) from None
+        raise SystemExit(USER_ERROR_STATUS) from None
     printed_errors = _enter_command_line(flow, command_line and command_line(sys.argv[0], ()), cause)
     failed = False
     try:
@@ -158,7 +158,7 @@ def main(flow: type[Any], command_line: CommandLine | None = None) -> None:
             raise SystemExit(METAFLOW_EXIT_DISALLOW_RETRY) from None
         started = system_context.run_id or system_context.is_task or system_context.is_trampoline
         if ended.code == 1 and printed_errors and not started:
-            raise SystemExit(MISTAKE) from None
+            raise SystemExit(USER_ERROR_STATUS) from None
         raise
     finally:
         if close_line is not None:

@@ -60,7 +60,7 @@ def note(killed: str | None) -> None:
     run, step, attempt = _metaflow.waited_attempt()
     try:
         launch = Disruptions(storage=datastore(), run=run).launch(step, attempt)
-        Replanning(storage=datastore(), prefix=plans_key(run)).note_kill(step, launch, killed)
+        Replanning(storage=datastore(), prefix=plans_key(run)).record_kill(step, launch, killed)
         usage.note_kill(run, step, _metaflow.waited_task(), attempt)
     except Exception as error:  # noqa: BLE001  # the step's failure must still be reported
         _metaflow.print_line(

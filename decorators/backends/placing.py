@@ -51,9 +51,9 @@ def fill_in(step: StepView, step_request: StepRequest) -> None:
     os.environ[pod_shape.PRIORITY_VARIABLE] = step_request.options.priority_class or ""
     if step.has(step_request.backend):
         step.set_values(step_request.backend, values.compute)
-    os.environ |= pod_shape.remembered_with(step.name, values.pod_patches)
-    os.environ |= remembered_with(step, values.environment)
-    add_variables(step, _remembered().get(step.name, {}) | _metaflow.datastore_variables())
+    os.environ |= pod_shape.merged_variable(step.name, values.pod_patches)
+    os.environ |= merged_variable(step, values.environment)
+    add_variables(step, _read_variable().get(step.name, {}) | _metaflow.datastore_variables())
 
 
 def note_lowered_sizes(plan: Plan, step_request: StepRequest) -> Plan:
@@ -73,7 +73,7 @@ def apply_launch(step: StepView, on_end: Callable[[list[str]], None] = lambda _:
 
     ``on_end`` receives one line per failed pod of a step, or the reason why the wait was given up.
     """
-    add_variables(step, _remembered().get(step.name, {}) | _metaflow.datastore_variables())
+    add_variables(step, _read_variable().get(step.name, {}) | _metaflow.datastore_variables())
     pending.install(lambda reason: on_end([f"The nodes of step {step.name} did not start: {reason}"]))
     resubmitting.install()
     for backend in BACKENDS.values():
@@ -117,17 +117,17 @@ def add_variables(step: StepView, variables: Mapping[str, str]) -> None:
         step.add_environment(missing)
 
 
-def remembered_with(step: StepView, variables: dict[str, str]) -> dict[str, str]:
+def merged_variable(step: StepView, variables: dict[str, str]) -> dict[str, str]:
     """Return the variable that holds the container variables of all steps, with this step's replaced.
 
     A step without ``@parallel`` has none: it uses no network between nodes, and a single container may see
     the host's interfaces under other names.
     """
-    all_steps = {**_remembered(), step.name: variables if step.has("parallel") else {}}
+    all_steps = {**_read_variable(), step.name: variables if step.has("parallel") else {}}
     return {ENVIRONMENT_VARIABLE: json.dumps({k: v for k, v in all_steps.items() if v}, sort_keys=True)}
 
 
-def _remembered() -> dict[str, dict[str, str]]:
+def _read_variable() -> dict[str, dict[str, str]]:
     variables: dict[str, dict[str, str]] = json.loads(os.environ.get(ENVIRONMENT_VARIABLE) or "{}")
     return variables
 

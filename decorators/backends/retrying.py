@@ -16,7 +16,7 @@ from decorators.backends.disruptions import Disruptions
 from decorators.backends.interface import MinimumRequest, StepRequest
 from decorators.backends.kubernetes import pod_shape
 from decorators.backends.overrides import apply_user_values
-from decorators.backends.placing import remembered_with
+from decorators.backends.placing import merged_variable
 from decorators.backends.registry import BACKENDS
 from decorators.storage import datastore
 from estimator.errors import UserError
@@ -43,7 +43,7 @@ class Retrying:
     def prepare(self, run_id: str, attempt: int) -> dict[str, str]:
         """Change the step's request if the failed attempt requires it; return the next one's variables."""
         launch = Disruptions(storage=datastore(), run=run_id).launch(self.step.name, attempt)
-        replanning = Replanning(storage=datastore(), prefix=plans_key(run_id)).after(launch - 1)
+        replanning = Replanning(storage=datastore(), prefix=plans_key(run_id)).plans_after(launch - 1)
         following = next(replanning, None)
         if following is None or not following.needs_other_machine:
             return {}
@@ -80,8 +80,8 @@ def place_again(step: StepView, step_request: StepRequest) -> dict[str, str] | N
     step.set_values(step_request.backend, {**_texts(sizes), **values.compute})
     gpus = f"{request.gpus} and " if request.gpus_per_node else ""
     print_line(f"The next attempt requests {gpus}{format_bytes(request.memory_mib * MIB)} per node.")
-    patches = pod_shape.remembered_with(step.name, values.pod_patches)
-    return patches | remembered_with(step, values.environment)
+    patches = pod_shape.merged_variable(step.name, values.pod_patches)
+    return patches | merged_variable(step, values.environment)
 
 
 def _texts(sizes: Mapping[str, Any]) -> dict[str, str]:

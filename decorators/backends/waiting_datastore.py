@@ -13,7 +13,7 @@ from urllib.parse import urlparse
 
 from decorators import _metaflow
 from decorators._metaflow import WaitedJob
-from decorators.s3_datastore import OutageWait, trouble_of
+from decorators.s3_datastore import OutageWait, transient_error_of
 from estimator.errors import UserError
 
 PROBE_EVERY_S = 15.0
@@ -68,7 +68,7 @@ def watch(remove: Callable[[WaitedJob], None]) -> DatastoreWatch | None:
         remove=remove,
         # It was available when the code package was stored
         outage_wait=OutageWait(
-            away_s=_metaflow.datastore_timeout_s(), answered=True, print_final_error=False
+            max_outage_s=_metaflow.datastore_timeout_s(), has_responded=True, print_final_error=False
         ),
     )
 
@@ -80,5 +80,5 @@ def probe_once(root: str) -> None:
     try:
         client.list_objects_v2(Bucket=address.netloc, Prefix=address.path.strip("/"), MaxKeys=1)
     except error_class as error:
-        if trouble_of(error) is not None:
+        if transient_error_of(error) is not None:
             raise

@@ -40,7 +40,7 @@ class MemoryPoint:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TimePoint:
-    """Another figure at one time."""
+    """Value of a metric other than memory at one time."""
 
     minutes: float
     source: str
@@ -48,7 +48,7 @@ class TimePoint:
 
 
 def thin(values: Sequence[T], limit: int = MAX_POINTS) -> list[T]:
-    """Return at most ``most`` of the values, evenly spaced, always with the last one."""
+    """Return at most ``limit`` of the values, evenly spaced, always with the last one."""
     if len(values) <= limit:
         return list(values)
     stride = (len(values) - 1) / (limit - 1)
@@ -318,7 +318,7 @@ def memory_over_time(
 
 
 def over_time(points: Sequence[TimePoint], title: str, *, number_format: str = "~g") -> dict[str, Any]:
-    """Line chart of another figure of each GPU or process, from zero."""
+    """Line chart of a metric of each GPU or process over time; its axis starts at zero."""
     y = {
         "type": "quantitative",
         "title": None,

@@ -12,7 +12,7 @@ from estimator.vocabulary import IMAGE_TASK, TASKS
 from launchers.evaluation.evaluate import EXACT_MATCH, EvaluationResult
 from launchers.evaluation.held_out import CalibrationBin, Score
 from launchers.harness.result import HEADERS, HarnessResult
-from launchers.report.telemetry import Drawn
+from launchers.report.telemetry import EvaluationImages
 
 _NAMES = {"accuracy": "pairs ranked correctly"}
 _SHOWN_CHARS = 400  # maximum length of a prompt or an answer
@@ -56,7 +56,7 @@ def evaluation_blocks(result: EvaluationResult) -> list[Block]:
     return blocks
 
 
-def drawn_blocks(drawn: Sequence[Drawn]) -> list[Block]:
+def drawn_blocks(drawn: Sequence[EvaluationImages]) -> list[Block]:
     """Return images drawn of held-out captions while training, a row per caption, the base model's first."""
     names = [f"after step {image.step}" if image.step else "base model" for image in drawn]
     rows: tuple[tuple[Any, ...], ...] = tuple(

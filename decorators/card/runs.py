@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import count
 from typing import Any
 
 from decorators.card.blocks import UNKNOWN, Block, Chart, Grid, Text, safe, size
@@ -47,6 +48,12 @@ class RunRecord:
             "evaluation": evaluation.to_dict() if evaluation else None,
             "evaluations": [result.to_dict() for result in self.evaluations],
         }
+
+
+def short_names(runs: Sequence[str]) -> list[str]:
+    """Return the shortest endings of run ids, of four or more characters, that differ."""
+    length = next(n for n in count(4) if len({run[-n:] for run in runs}) == len(set(runs)))
+    return [run[-length:] for run in runs]
 
 
 def figures(records: Sequence[RunRecord]) -> list[tuple[str, tuple[str, ...]]]:

@@ -41,7 +41,7 @@ class CardState:
     trials: tuple[TrialResult, ...] = ()  # trials before the run, starting with the launched plan
     evaluation: EvaluationResult | None = None
     task_metrics: HarnessResult | None = None
-    about: Plan | None = None  # the run's plan, for a step without predictions
+    about: Plan | None = None  # plan of the run, for the title of a step without predictions
     settings: tuple[Setting, ...] = ()
     log_tail: str = ""
     exported: tuple[tuple[str, str], ...] = ()  # rows of (name, value) on the exported step

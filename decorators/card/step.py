@@ -28,8 +28,8 @@ MAX_RANKS = 64  # maximum rows of the rank table
 def draw(state: CardState) -> list[Block]:
     """Return the blocks of a step's card, from top to bottom."""
     blocks: list[Block] = [Text(markdown=f"## {title(state)}\n\n{status(state)}")]
-    if state.run.late:
-        late_ranks = "\n".join(f"- {safe(line)}" for line in state.run.late)
+    if state.run.straggler_lines:
+        late_ranks = "\n".join(f"- {safe(line)}" for line in state.run.straggler_lines)
         blocks.append(Text(markdown=f"**Late ranks**\n\n{late_ranks}"))
     idle = idle_lines(state)
     if idle:
@@ -39,7 +39,7 @@ def draw(state: CardState) -> list[Block]:
             Text(markdown="\n".join(f"- {safe(f'{name}: {value}')}" for name, value in state.exported))
         )
     # Imported where they are needed: most steps have no evaluation, and their cards shall cost little
-    if state.evaluation is not None or state.task_metrics is not None or state.run.drawn:
+    if state.evaluation is not None or state.task_metrics is not None or state.run.evaluation_images:
         from decorators.card import evaluation
     if state.evaluation is not None:
         blocks += evaluation.evaluation_blocks(state.evaluation)
@@ -70,8 +70,8 @@ def draw(state: CardState) -> list[Block]:
         blocks.append(Text(markdown="\n".join(f"- {safe(note)}" for note in notes)))
     if state.run.steps:
         blocks += [Chart(spec=curve) for curve in _curves(state)]
-    if state.run.drawn:
-        blocks += evaluation.drawn_blocks(state.run.drawn)
+    if state.run.evaluation_images:
+        blocks += evaluation.drawn_blocks(state.run.evaluation_images)
     if state.run.windows:
         from decorators.card.window import window_blocks
 

@@ -89,18 +89,18 @@ def comparable_peak(plan: Plan, measured: Measured | _TrialPeaks) -> tuple[int, 
     return peak.size_bytes + outside, "reserved, plus predicted memory outside of torch"
 
 
-def keep_trial(result: TrialResult, *, run: str, in_container: bool) -> str | None:
-    """Store one plan's trial, like :func:`keep` a finished step.
+def store_trial(result: TrialResult, *, run: str, in_container: bool) -> str | None:
+    """Store one plan's trial, like :func:`store` a finished step.
 
     Failed trials are skipped: their memory when they ran out is not what the plan needs.
     """
     if result.failure is not None:
         return None
     peaks = _TrialPeaks(result.ranks, result.steps + WARM_UP)
-    return keep(result.plan, peaks, run=run, in_container=in_container)
+    return store(result.plan, peaks, run=run, in_container=in_container)
 
 
-def keep(plan: Plan | None, measured: Measured | _TrialPeaks, *, run: str, in_container: bool) -> str | None:
+def store(plan: Plan | None, measured: Measured | _TrialPeaks, *, run: str, in_container: bool) -> str | None:
     """Store a finished step. Returns an error line, or None; never raises."""
     if plan is None or (in_container and not os.environ.get(calibration.VARIABLE)):
         return None  # files of a container are lost with it

@@ -16,7 +16,8 @@ from decorators.past_runs import NeverRunError, runs_of
 from decorators.profile.calibration import finished
 from decorators.profile.measured import Measured
 from estimator.calibration import Finished, Store
-from estimator.errors import MISTAKE, UserError
+from estimator.errors import USER_ERROR_STATUS, UserError
+from estimator.formatting import format_count
 from estimator.plan import Plan
 from estimator.terminal import print
 
@@ -79,7 +80,7 @@ def main(arguments: list[str]) -> str:
     added = [run for run in collect(arguments[0]) if run.run not in stored]
     for run in reversed(added):
         store.add(run)
-    return f"{len(added)} new run(s) of {arguments[0]} in {store.path}"
+    return f"{format_count(len(added), 'new run')} of {arguments[0]} in {store.path}"
 
 
 if __name__ == "__main__":
@@ -87,4 +88,4 @@ if __name__ == "__main__":
         print(main(sys.argv[1:]))
     except UserError as error:
         print(error, file=sys.stderr)
-        sys.exit(MISTAKE)
+        sys.exit(USER_ERROR_STATUS)

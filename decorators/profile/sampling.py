@@ -254,7 +254,7 @@ def _maximum(a: Any, b: Any) -> Any:
     return max(values) if values else None
 
 
-class _Turn:
+class _Schedule:
     """Schedule of one kind of sample: after each interval, later if sampling costs more than its budget."""
 
     def __init__(self, interval_s: float, cpu_budget: float) -> None:
@@ -288,9 +288,9 @@ class Sampler:
         self.cpu_seconds = 0.0
         self.started = time.monotonic()
         self._tree = ProcessTree(foreign)
-        self._memory_turn = _Turn(interval_s, GPU_MEMORY_CPU_BUDGET)
-        self._figures_turn = _Turn(interval_s, GPU_FIGURES_CPU_BUDGET)
-        self._host_turn = _Turn(interval_s, HOST_CPU_BUDGET)
+        self._memory_schedule = _Schedule(interval_s, GPU_MEMORY_CPU_BUDGET)
+        self._figures_schedule = _Schedule(interval_s, GPU_FIGURES_CPU_BUDGET)
+        self._host_schedule = _Schedule(interval_s, HOST_CPU_BUDGET)
         self._last_figures = self.started
         self._last_host: float | None = None
         self._next_pss = self._next_pss_if_grown = 0.0
@@ -333,18 +333,18 @@ class Sampler:
             self._sampled.set()
 
     def _loop(self, gpus: Gpus) -> None:
-        turns = (self._memory_turn, self._host_turn) if gpus.infos else (self._host_turn,)
+        schedules = (self._memory_schedule, self._host_schedule) if gpus.infos else (self._host_schedule,)
         while True:
             stopping = self._stop.is_set()
             self._sample_gpus(gpus, last=stopping)
-            if stopping or self._host_turn.is_due:
-                with self._note_failures(), self._host_turn.timed():
+            if stopping or self._host_schedule.is_due:
+                with self._note_failures(), self._host_schedule.timed():
                     self._sample_host(lambda: self._sample_gpus(gpus))
             with self.lock:
                 self.own_cpu_seconds = time.thread_time()
             if stopping:
                 return
-            self._stop.wait(max(0.0, min(turn.next_at for turn in turns) - time.monotonic()))
+            self._stop.wait(max(0.0, min(schedule.next_at for schedule in schedules) - time.monotonic()))
 
     @contextmanager
     def _note_failures(self) -> Iterator[None]:
@@ -355,14 +355,14 @@ class Sampler:
 
     def _sample_gpus(self, gpus: Gpus, *, last: bool = False) -> None:
         """Sample the GPUs if scheduled now, or always if ``last``."""
-        if not gpus.infos or not (last or self._memory_turn.is_due):
+        if not gpus.infos or not (last or self._memory_schedule.is_due):
             return
         with self._note_failures():
             at, seconds = time.time(), 0.0
-            with self._memory_turn.timed():
+            with self._memory_schedule.timed():
                 samples = gpus.memory()
-            if last or self._figures_turn.is_due:
-                with self._figures_turn.timed():
+            if last or self._figures_schedule.is_due:
+                with self._figures_schedule.timed():
                     samples = gpus.with_figures(samples)
                 now = time.monotonic()
                 seconds, self._last_figures = now - self._last_figures, now

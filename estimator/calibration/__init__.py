@@ -50,10 +50,10 @@ class Correction:
     """Correction of an estimate, from finished runs of the same engine, method and GPU."""
 
     gpu: str  # "cpu" for a CPU
-    factor: float  # of the memory shown by nvidia-smi
+    factor: float  # correction of the memory shown by nvidia-smi
     largest_ratio: float  # measured / predicted over all these runs: lower limit of the upper end
     runs: int
-    live_factor: float = 1.0  # of the live tensors in the needed memory
+    live_factor: float = 1.0  # correction of the live tensors in the needed memory
     largest_live_ratio: float = 1.0
 
     @property

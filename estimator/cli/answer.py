@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import datetime
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 
 from estimator import calibration, hardware, memory, models, throughput
 from estimator.calibration import Calibration, Correction
-from estimator.cli.options import PlaceOptions, SetupOptions, tokens_of
+from estimator.cli.options import PlaceOptions, SetupOptions, bandwidth_of, tokens_of
 from estimator.cli.steps import setup_from
 from estimator.errors import UserError
 from estimator.hardware.catalogue import Gpu, Instance
@@ -40,7 +39,7 @@ class Site:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Answer:
+class ConfigurationEstimate:
     """Estimate of one configuration: memory in bytes, speed, price in USD. None: unknown."""
 
     setup: Setup
@@ -147,7 +146,7 @@ def catalogue(file: Path | None) -> Iterator[None]:
         yield
 
 
-def estimate_configuration(options: SetupOptions, place: PlaceOptions) -> Answer:
+def estimate_configuration(options: SetupOptions, place: PlaceOptions) -> ConfigurationEstimate:
     """Estimate the configuration described by command-line options.
 
     Raises UserError for unknown and for contradictory values.
@@ -164,13 +163,13 @@ def estimate_configuration(options: SetupOptions, place: PlaceOptions) -> Answer
     )
     for method in methods:  # the first that fits, otherwise the last
         setup = setup_from(dataclasses.replace(options, method=method), model, gpus, gpu)
-        answer = estimate_setup(setup, site_of(place, setup, instance))
-        if answer.memory.fits is not False:
+        result = estimate_setup(setup, site_of(place, setup, instance))
+        if result.memory.fits is not False:
             break
-    return answer
+    return result
 
 
-def estimate_setup(setup: Setup, site: Site) -> Answer:
+def estimate_setup(setup: Setup, site: Site) -> ConfigurationEstimate:
     """Estimate memory, disk, speed and price of one training step on given hardware."""
     gpu, machine = site.gpu, site.instance
     capacity = gpu.usable_bytes if gpu and setup.device == "cuda" else None
@@ -185,7 +184,7 @@ def estimate_setup(setup: Setup, site: Site) -> Answer:
     shared = memory.shared_memory_bytes(setup)
     if machine is not None and machine.ram_bytes is not None:
         shared = min(shared, machine.ram_bytes // 4)
-    return Answer(
+    return ConfigurationEstimate(
         setup=setup,
         site=site,
         memory=calibration.apply(estimate, correction) if correction else estimate,
@@ -242,25 +241,10 @@ def site_of(place: PlaceOptions, setup: Setup, instance: Instance | None) -> Sit
         instance_given=instance is not None,
         network_gbps=network,
         rdma=rdma,
-        busbw=_bandwidth(place),
+        busbw=bandwidth_of(place.busbw_intra, place.busbw_inter),
         tokens=tokens_of(place.tokens) if place.tokens else None,
         calibration=corrections,
         problems=problems,
-    )
-
-
-def _bandwidth(place: PlaceOptions) -> MeasuredBandwidth | None:
-    measured = {"--busbw-intra": place.busbw_intra, "--busbw-inter": place.busbw_inter}
-    for name, value in measured.items():
-        if value is not None and value <= 0:
-            raise UserError(f"{name} {value:g} must be above 0 GB/s.")
-    if not any(measured.values()):
-        return None
-    return MeasuredBandwidth(
-        intra_node_gbytes_per_s=place.busbw_intra,
-        inter_node_gbytes_per_s=place.busbw_inter,
-        source="from --busbw-intra and --busbw-inter",
-        date=datetime.date.today().isoformat(),
     )
 
 

@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 
 from estimator import logs
 from estimator.cli.help import PlainHelp
-from estimator.errors import MISTAKE, CannotFit, UserError
+from estimator.errors import USER_ERROR_STATUS, CannotFit, UserError
 from estimator.names import check_options, did_you_mean
 from estimator.terminal import print
 
@@ -44,7 +44,7 @@ GROUPS = {
     "Use the model": ("chat", "serve"),
     "Inspect": ("runs", "costs", "rightsize", "doctor"),
 }
-ELSEWHERE = {
+EXTERNAL_COMMANDS = {
     "run": "flows.commands.flow_commands",
     "check": "flows.commands.flow_commands",
     "flow": "flows.commands.flow_commands",
@@ -58,7 +58,7 @@ ELSEWHERE = {
     "rightsize": "flows.commands.rightsize",
     "doctor": "flows.doctor.command",
 }  # by name: this package does not import Metaflow
-OTHER_NAMES = {
+COMMAND_ALIASES = {
     "train": "run",
     "finetune": "run",
     "explain": "estimate --breakdown",
@@ -68,7 +68,7 @@ OTHER_NAMES = {
     "config": "settings",
     "test": "check",
 }  # alternative names of commands
-ANSWERED_NO = 1  # exit status if nothing fits
+NOTHING_FITS_STATUS = 1  # exit status if nothing fits
 LOG_LEVEL = "--log-level"
 INTERRUPTED, PIPE_CLOSED = 130, 141  # as a shell reports a program ended by SIGINT, SIGPIPE
 
@@ -85,7 +85,7 @@ class Commands(TyperGroup):
         """Replace the placeholder of the called command by the command from its module."""
         if args and args[0] not in COMMANDS:
             advice = f"Choose one of {', '.join(COMMANDS)}."
-            command_of_name = {name: name for name in COMMANDS} | OTHER_NAMES
+            command_of_name = {name: name for name in COMMANDS} | COMMAND_ALIASES
             raise UserError(
                 f"There is no command {args[0]}.",
                 did_you_mean(args[0], command_of_name, n=1, shown=command_of_name) or advice,
@@ -104,10 +104,10 @@ class Commands(TyperGroup):
             sys.stdout.flush()
         except CannotFit as error:
             logs.show_traceback(error)
-            _fail(_cannot_fit(error, ctx.meta["command"]), ANSWERED_NO)
+            _fail(_cannot_fit(error, ctx.meta["command"]), NOTHING_FITS_STATUS)
         except UserError as error:
             logs.show_traceback(error)
-            _fail(str(error), MISTAKE)
+            _fail(str(error), USER_ERROR_STATUS)
         except KeyboardInterrupt:
             raise SystemExit(INTERRUPTED) from None
         except BrokenPipeError:
@@ -132,8 +132,8 @@ def _log_level_first(args: list[str]) -> list[str]:
 
 
 def load(name: str) -> Any:
-    """Import the typer command of that name from ``estimator/cli/NAME.py``, or from ``ELSEWHERE``."""
-    module = importlib.import_module(ELSEWHERE.get(name, f"estimator.cli.{name}"))
+    """Import the typer command of that name from ``estimator/cli/NAME.py``, or from ``EXTERNAL_COMMANDS``."""
+    module = importlib.import_module(EXTERNAL_COMMANDS.get(name, f"estimator.cli.{name}"))
     program = typer.Typer(add_completion=False)
     kind = getattr(module, "FlowCommand", PlainHelp)
     function = getattr(module, name)
@@ -195,7 +195,7 @@ def finetune(
     logs.setup(log_level)
 
 
-def _stand_in_for(summary: str) -> Callable[[], None]:
+def _placeholder(summary: str) -> Callable[[], None]:
     def stand_in() -> None:
         """Placeholder of a command that has not been imported."""
 
@@ -205,7 +205,7 @@ def _stand_in_for(summary: str) -> Callable[[], None]:
 
 for _name, _summary in COMMANDS.items():
     _group = next(group for group, names in GROUPS.items() if _name in names)
-    app.command(_name, help=_summary, rich_help_panel=_group)(_stand_in_for(_summary))
+    app.command(_name, help=_summary, rich_help_panel=_group)(_placeholder(_summary))
 
 
 def main() -> None:

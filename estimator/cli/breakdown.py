@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, get_args
 from estimator import calibration, chart_page, charts, models
 from estimator.charts import Bar, Chart
 from estimator.cli import output
-from estimator.cli.answer import Answer, estimate_configuration
+from estimator.cli.answer import ConfigurationEstimate, estimate_configuration
 from estimator.cli.options import PlaceOptions, SetupOptions
 from estimator.errors import UserError
-from estimator.formatting import format_bytes
+from estimator.formatting import format_bytes, format_count
 from estimator.names import unknown_choice
 from estimator.vocabulary import AUTOMATIC_METHODS, Checkpointing
 
@@ -39,7 +39,7 @@ OVER: dict[str, tuple[str, ...]] = {
     "loss": ("plain", "chunked", "fused"),
 }
 
-WHAT_IT_IS = {
+CATEGORY_DESCRIPTIONS = {
     "vision tower": "image tower and projector of a vision-language model, with their activations",
     "weights": "model parameters, this process's share of them",
     "master weights": "fp32 copy of the trained parameters, updated by the optimizer",
@@ -80,22 +80,22 @@ def show_breakdown(
     """
     variants = _variants(options, over, values)
     models.resolve(options.model)
-    answers, failed = _answers(variants, place)
-    problems = next(iter(answers.values())).site.problems
+    estimates, failed = _estimate_variants(variants, place)
+    problems = next(iter(estimates.values())).site.problems
     for line in (*problems, *(f"{name}: {problem}" for name, problem in failed.items())):
         output.note(line)
-    chart = chart_of(answers, over)
+    chart = chart_of(estimates, over)
     if svg is not None:
         output.write_text(svg, charts.svg(chart))
     if html is not None:
         output.write_text(html, chart_page.html(chart))
     if as_json:
-        bars = [{"value": name} | answer.to_dict() for name, answer in answers.items()]
+        bars = [{"value": name} | result.to_dict() for name, result in estimates.items()]
         output.print_json({"over": over, "bars": bars, "impossible": failed})
     elif as_csv:
-        output.print_csv([{"value": name} | answer.to_row() for name, answer in answers.items()])
+        output.print_csv([{"value": name} | result.to_row() for name, result in estimates.items()])
     else:
-        _print(output.console(), chart, answers)
+        _print(output.console(), chart, estimates)
 
 
 def _variants(options: SetupOptions, over: str | None, values: str | None) -> dict[str, SetupOptions]:
@@ -127,34 +127,36 @@ def _variants(options: SetupOptions, over: str | None, values: str | None) -> di
     return variants
 
 
-def _answers(
+def _estimate_variants(
     variants: dict[str, SetupOptions], place: PlaceOptions
-) -> tuple[dict[str, Answer], dict[str, str]]:
+) -> tuple[dict[str, ConfigurationEstimate], dict[str, str]]:
     """Return the possible variants, and errors of the others. Raises the first if none is possible."""
-    results = {name: _answer_or_error(options, place) for name, options in variants.items()}
+    results = {name: _estimate_or_error(options, place) for name, options in variants.items()}
     failed = {name: result for name, result in results.items() if isinstance(result, UserError)}
     if len(failed) == len(results):
         raise next(iter(failed.values()))
-    answers = {name: result for name, result in results.items() if isinstance(result, Answer)}
-    return answers, {name: error.problem for name, error in failed.items()}
+    estimates = {
+        name: result for name, result in results.items() if isinstance(result, ConfigurationEstimate)
+    }
+    return estimates, {name: error.problem for name, error in failed.items()}
 
 
-def _answer_or_error(options: SetupOptions, place: PlaceOptions) -> Answer | UserError:
+def _estimate_or_error(options: SetupOptions, place: PlaceOptions) -> ConfigurationEstimate | UserError:
     try:
         return estimate_configuration(options, place)
     except UserError as error:
         return error
 
 
-def chart_of(answers: dict[str, Answer], over: str | None) -> Chart:
+def chart_of(estimates: dict[str, ConfigurationEstimate], over: str | None) -> Chart:
     """Build the chart of these estimates, with the GPU's capacity if all have the same."""
-    first = next(iter(answers.values()))
+    first = next(iter(estimates.values()))
     setup = first.setup
     unit = "GPU" if setup.device == "cuda" else "process"
     facts = {
         "method": calibration.method_of(setup),
         "engine": setup.engine,
-        "gpus": f"{setup.world_size} {unit}(s)",
+        "gpus": format_count(setup.world_size, unit),
         "seq_len": f"{setup.seq_len:,} tokens",
         "micro_batch_size": f"micro batch {setup.micro_batch_size}",
         "activation_checkpointing": f"checkpointing {setup.checkpointing}",
@@ -168,24 +170,24 @@ def chart_of(answers: dict[str, Answer], over: str | None) -> Chart:
         bars=tuple(
             Bar(
                 name=name,
-                parts=answer.memory.categories,
-                upper_bytes=answer.memory.needs_range[1],
-                shows_bytes=answer.memory.shows_bytes,
+                parts=result.memory.categories,
+                upper_bytes=result.memory.needs_range[1],
+                shows_bytes=result.memory.shows_bytes,
             )
-            for name, answer in answers.items()
+            for name, result in estimates.items()
         ),
         capacity_bytes=first.memory.capacity_bytes,
         capacity_name=first.site.gpu.name if first.site.gpu else "",
         notes=tuple(
             dict.fromkeys(
-                f"Needed: {answer.memory.needs_basis}. Shown by nvidia-smi: {answer.memory.shows_basis}."
-                for answer in answers.values()
+                f"Needed: {result.memory.needs_basis}. Shown by nvidia-smi: {result.memory.shows_basis}."
+                for result in estimates.values()
             )
         ),
     )
 
 
-def _print(console: Console, chart: Chart, answers: dict[str, Answer]) -> None:
+def _print(console: Console, chart: Chart, estimates: dict[str, ConfigurationEstimate]) -> None:
     from rich.table import Table
 
     console.print(chart.title, style="bold")
@@ -196,16 +198,18 @@ def _print(console: Console, chart: Chart, answers: dict[str, Answer]) -> None:
     console.print()
     table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column("")
-    for name in answers:
+    for name in estimates:
         table.add_column(name, justify="right")
-    if len(answers) == 1:
+    if len(estimates) == 1:
         table.add_column("description", overflow="fold")
     for category in chart.categories:
-        sizes = [dict(answer.memory.categories).get(category, 0) for answer in answers.values()]
+        sizes = [dict(result.memory.categories).get(category, 0) for result in estimates.values()]
         cells = [format_bytes(size) if size else "-" for size in sizes]
-        table.add_row(category, *cells, *([WHAT_IT_IS.get(category, "")] if len(answers) == 1 else []))
+        table.add_row(
+            category, *cells, *([CATEGORY_DESCRIPTIONS.get(category, "")] if len(estimates) == 1 else [])
+        )
     console.print(table)
-    texts = [format_bytes(answer.memory.shows_bytes) for answer in answers.values()]
+    texts = [format_bytes(result.memory.shows_bytes) for result in estimates.values()]
     console.print(f"Shown by nvidia-smi if memory is free: {', '.join(texts)}")
     for note in chart.notes:
         console.print(note)

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from estimator import calibration, hardware, memory
 from estimator.cli import output
-from estimator.cli.answer import Answer, catalogue, estimate_configuration
+from estimator.cli.answer import ConfigurationEstimate, catalogue, estimate_configuration
 from estimator.cli.common import option
 from estimator.cli.help import GROUPS
 from estimator.cli.options import PlaceOptions, SetupOptions, expanded
 from estimator.cli.steps import engine_of
 from estimator.engines import liger
 from estimator.errors import UserError
-from estimator.formatting import format_bytes, format_duration, format_usd
+from estimator.formatting import format_bytes, format_count, format_duration, format_usd
 from estimator.models.diffusion import DiffusionSpec
 
 if TYPE_CHECKING:
@@ -55,33 +55,33 @@ def estimate(
                 options, place, over=over, values=values, svg=svg, html=html, as_json=as_json, as_csv=as_csv
             )
             return
-        answer = estimate_configuration(options, place)
-        for problem in answer.site.problems:
+        result = estimate_configuration(options, place)
+        for problem in result.site.problems:
             output.note(problem)
-        if answer.usd_per_hour is not None and answer.site.instance is not None:
-            old = hardware.old_prices([answer.site.instance.name])
+        if result.usd_per_hour is not None and result.site.instance is not None:
+            old = hardware.old_prices([result.site.instance.name])
             if old:
                 output.note(old)
-        traced = _trace(answer) if exact else None
+        traced = _trace(result) if exact else None
         if as_json:
-            result = answer.to_dict()
-            output.print_json(result | {"exact": _exact_dict(traced)} if traced else result)
+            record = result.to_dict()
+            output.print_json(record | {"exact": _exact_dict(traced)} if traced else record)
         elif as_csv:
             extra = {"exact_bytes": traced.peak_bytes} if traced else {}
-            output.print_csv([answer.to_row() | extra])
+            output.print_csv([result.to_row() | extra])
         else:
-            _print(answer, options, traced)
+            _print(result, options, traced)
 
 
-def _trace(answer: Answer) -> ExactEstimate:
+def _trace(result: ConfigurationEstimate) -> ExactEstimate:
     from estimator import exact
 
-    if isinstance(answer.setup.model, DiffusionSpec):
+    if isinstance(result.setup.model, DiffusionSpec):
         raise UserError(
-            f"Exact mode cannot trace {answer.setup.model.name}: it supports language models only.",
+            f"Exact mode cannot trace {result.setup.model.name}: it supports language models only.",
             "Remove --exact: the formulas count the tensors of a UNet exactly.",
         )
-    return exact.estimate(answer.setup)
+    return exact.estimate(result.setup)
 
 
 def _exact_dict(traced: ExactEstimate) -> dict[str, Any]:
@@ -100,45 +100,45 @@ def _exact_dict(traced: ExactEstimate) -> dict[str, Any]:
 # For people
 
 
-def _print(answer: Answer, options: SetupOptions, traced: ExactEstimate | None) -> None:
+def _print(result: ConfigurationEstimate, options: SetupOptions, traced: ExactEstimate | None) -> None:
     from rich.table import Table
     from rich.text import Text
 
     console = output.console()
-    setup = answer.setup
+    setup = result.setup
     title = Text.assemble(
         (setup.model.name, "bold"),
         f", {calibration.method_of(setup)} with {setup.engine}: "
-        f"{setup.model.parameters / 1e9:.2f} B parameters, {_trained(answer)}",
+        f"{setup.model.parameters / 1e9:.2f} B parameters, {_trained(result)}",
     )
     console.print(title)
     facts = Table.grid(padding=(0, 2))
     facts.add_column(min_width=10)
     facts.add_column(overflow="fold")
-    facts.add_row("Layout", _layout(answer))
-    facts.add_row("Step", _step(answer))
-    defaults = _by_default(answer, options)
+    facts.add_row("Layout", _layout(result))
+    facts.add_row("Step", _step(result))
+    defaults = _by_default(result, options)
     if defaults:
         facts.add_row("By default", f"{', '.join(defaults)} ({engine_of(setup.engine)[1].source})")
     console.print(facts)
     console.print()
-    _print_memory(console, answer, traced)
+    _print_memory(console, result, traced)
     console.print()
-    console.print(_requirements(answer))
+    console.print(_requirements(result))
 
 
-def _trained(answer: Answer) -> str:
-    trained = answer.setup.trainable_parameters
-    if not answer.setup.adapters:
+def _trained(result: ConfigurationEstimate) -> str:
+    trained = result.setup.trainable_parameters
+    if not result.setup.adapters:
         return "all trained"
-    return f"{trained / 1e6:,.1f} M trained ({trained / answer.setup.model.parameters:.2%})"
+    return f"{trained / 1e6:,.1f} M trained ({trained / result.setup.model.parameters:.2%})"
 
 
-def _layout(answer: Answer) -> str:
-    setup, gpu = answer.setup, answer.site.gpu
+def _layout(result: ConfigurationEstimate) -> str:
+    setup, gpu = result.setup, result.site.gpu
     hardware_name = gpu.name if gpu else ("CPU" if setup.device == "cpu" else "GPU")
     node = f"{setup.processes_per_node}x {hardware_name}"
-    parts = [f"{setup.world_size} process(es), {setup.nodes} node(s) of {node}"]
+    parts = [f"{format_count(setup.world_size, 'process')}, {format_count(setup.nodes, 'node')} of {node}"]
     degrees = {
         setup.sharding: setup.shard if setup.shard > 1 else 0,
         "replicas": setup.replicate,
@@ -153,8 +153,8 @@ def _layout(answer: Answer) -> str:
     return ", ".join(parts)
 
 
-def _step(answer: Answer) -> str:
-    setup = answer.setup
+def _step(result: ConfigurationEstimate) -> str:
+    setup = result.setup
     batch = setup.micro_batch_size * setup.accumulation * setup.data_parallel
     parts = [
         f"batch {batch} = {setup.micro_batch_size} x {setup.accumulation} x {setup.data_parallel}",
@@ -188,9 +188,9 @@ def _step(answer: Answer) -> str:
     )
 
 
-def _by_default(answer: Answer, options: SetupOptions) -> list[str]:
+def _by_default(result: ConfigurationEstimate, options: SetupOptions) -> list[str]:
     """List the values that were set by defaults of the engine."""
-    setup = answer.setup
+    setup = result.setup
     open_values = {
         f"precision {setup.precision}": options.precision is None,
         f"sharding {setup.sharding}": options.sharding is None and setup.world_size > 1,
@@ -203,7 +203,7 @@ def _by_default(answer: Answer, options: SetupOptions) -> list[str]:
     return [name for name, is_open in open_values.items() if is_open]
 
 
-def _print_memory(console: Console, answer: Answer, traced: ExactEstimate | None) -> None:
+def _print_memory(console: Console, result: ConfigurationEstimate, traced: ExactEstimate | None) -> None:
     from rich.table import Table
 
     from estimator.charts import bar_of
@@ -214,7 +214,7 @@ def _print_memory(console: Console, answer: Answer, traced: ExactEstimate | None
     if traced is not None:
         table.add_column("exact", justify="right")
     table.add_column("")
-    parts = dict(answer.memory.categories)
+    parts = dict(result.memory.categories)
     traced_parts = dict(traced.categories) if traced else {}
     largest = max([*parts.values(), *traced_parts.values()])
     for name in dict.fromkeys([*parts, *(name for name, size in traced_parts.items() if size)]):
@@ -222,15 +222,15 @@ def _print_memory(console: Console, answer: Answer, traced: ExactEstimate | None
         if traced is not None:
             cells.append(format_bytes(traced_parts[name]) if name in traced_parts else "-")
         table.add_row(*cells, bar_of(name, parts.get(name, 0), largest, BAR))
-    unit = "GPU" if answer.setup.device == "cuda" else "process"
+    unit = "GPU" if result.setup.device == "cuda" else "process"
     console.print(f"Memory of one {unit}", style="bold")
     console.print(table)
-    _print_verdict(console, answer)
+    _print_verdict(console, result)
     if traced is not None:
         versions = ", ".join(f"{name} {version}" for name, version in traced.versions)
         console.print(
             f"exact: {format_bytes(traced.peak_bytes)} of live tensors at {traced.peak.name}, by formula "
-            f"{format_bytes(sum(memory.active(answer.setup).values()))}; "
+            f"{format_bytes(sum(memory.active(result.setup).values()))}; "
             f"traced in {traced.seconds:.0f} s ({versions})"
         )
         for clause in traced.unmodeled:
@@ -241,24 +241,24 @@ def _with_range(size: int, limits: tuple[int, int]) -> str:
     return f"{format_bytes(size)} ({format_bytes(limits[0])} to {format_bytes(limits[1])})"
 
 
-def _print_verdict(console: Console, answer: Answer) -> None:
+def _print_verdict(console: Console, result: ConfigurationEstimate) -> None:
     from rich.text import Text
 
-    peak, gpu = answer.memory, answer.site.gpu
+    peak, gpu = result.memory, result.site.gpu
     place = f" ({gpu.name})" if gpu else ""
     colors = {"fits": "green", "tight": "yellow", "does not fit": "red"}
     color = colors[peak.verdict] if peak.verdict else "default"
     console.print(Text.assemble(("Memory", "bold"), " ", (peak.describe(), color), place))
     console.print(f"Needs {_with_range(peak.needs_bytes, peak.needs_range)}")
     console.print(f"range {peak.needs_basis}")
-    counter = "nvidia-smi" if answer.setup.device == "cuda" else "the system"
+    counter = "nvidia-smi" if result.setup.device == "cuda" else "the system"
     console.print(
         f"Expect {counter} to show {_with_range(peak.shows_bytes, peak.shows_range)} if memory is free"
     )
     console.print(f"range {peak.shows_basis}")
 
 
-def _requirements(answer: Answer) -> Table:
+def _requirements(result: ConfigurationEstimate) -> Table:
     """Build the lines below the memory: node, speed, price and calibration."""
     from rich.table import Table
 
@@ -267,24 +267,24 @@ def _requirements(answer: Answer) -> Table:
     table.add_column(overflow="fold")
     table.add_row(
         "Node",
-        f"{format_bytes(answer.memory.host_bytes)} host memory, "
-        f"{format_bytes(answer.shared_memory_bytes)} /dev/shm, "
-        f"{format_bytes(answer.disk_bytes)} disk",
+        f"{format_bytes(result.memory.host_bytes)} host memory, "
+        f"{format_bytes(result.shared_memory_bytes)} /dev/shm, "
+        f"{format_bytes(result.disk_bytes)} disk",
     )
-    table.add_row("Speed", _speed(answer))
-    table.add_row("Price", _price(answer))
-    if answer.correction is not None:
-        name = calibration.method_of(answer.setup)
+    table.add_row("Speed", _speed(result))
+    table.add_row("Price", _price(result))
+    if result.correction is not None:
+        name = calibration.method_of(result.setup)
         table.add_row(
             "Calibration",
-            f"{answer.correction.basis} with {answer.setup.engine} {name} on {answer.correction.gpu}; "
+            f"{result.correction.basis} with {result.setup.engine} {name} on {result.correction.gpu}; "
             "--no-calibration ignores them",
         )
     return table
 
 
-def _speed(answer: Answer) -> str:
-    speed, count = answer.speed, answer.setup.world_size
+def _speed(result: ConfigurationEstimate) -> str:
+    speed, count = result.speed, result.setup.world_size
     if speed.tokens_per_second is None:
         return f"unknown: {speed.basis}"
     text = f"{speed.tokens_per_second:,.0f} tokens/s"
@@ -298,12 +298,12 @@ def _speed(answer: Answer) -> str:
     return f"{text}; {speed.basis}"
 
 
-def _price(answer: Answer) -> str:
-    tokens, takes = answer.site.tokens, format_duration((answer.hours or 0) * 3600)
-    time = f"{takes} for {tokens:,.0f} tokens" if answer.hours and tokens else ""
-    if answer.usd_per_hour is None:
-        return "; ".join(part for part in (time, f"price unknown: {answer.price_basis}") if part)
-    text = f"{format_usd(answer.usd_per_hour)} an hour: {answer.price_basis}"
-    if answer.usd is not None:
-        text = f"{format_usd(answer.usd)} for {tokens:,.0f} tokens in {takes}; {text}"
+def _price(result: ConfigurationEstimate) -> str:
+    tokens, takes = result.site.tokens, format_duration((result.hours or 0) * 3600)
+    time = f"{takes} for {tokens:,.0f} tokens" if result.hours and tokens else ""
+    if result.usd_per_hour is None:
+        return "; ".join(part for part in (time, f"price unknown: {result.price_basis}") if part)
+    text = f"{format_usd(result.usd_per_hour)} an hour: {result.price_basis}"
+    if result.usd is not None:
+        text = f"{format_usd(result.usd)} for {tokens:,.0f} tokens in {takes}; {text}"
     return text

@@ -9,13 +9,16 @@ import typing
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 from estimator import token_counts, vocabulary
 from estimator.cli.common import common, option
 from estimator.cli.help import GROUPS, MORE
 from estimator.errors import UserError
 from estimator.models.vision import IMAGE_SIDE
+
+if TYPE_CHECKING:
+    from estimator.throughput import MeasuredBandwidth
 
 _TRAINING, _WHERE = GROUPS[2:4]
 _ADAPT, _STEP, _SHARD, _PLACE = (
@@ -294,3 +297,25 @@ def tokens_of(text: str) -> float:
     if value is None:
         raise UserError(f"--tokens {text} is not a number of tokens.", "Write 250M, 1.5B or 1e9.")
     return value
+
+
+def bandwidth_of(intra: float | None, inter: float | None) -> MeasuredBandwidth | None:
+    """Return the bandwidth set by ``--busbw-intra`` and ``--busbw-inter``; None without them.
+
+    Raises UserError unless it is above 0.
+    """
+    for name, value in (("--busbw-intra", intra), ("--busbw-inter", inter)):
+        if value is not None and value <= 0:
+            raise UserError(f"{name} {value:g} must be above 0 GB/s.", "Leave it out if it is unknown.")
+    if intra is None and inter is None:
+        return None
+    from datetime import date
+
+    from estimator.throughput import MeasuredBandwidth
+
+    return MeasuredBandwidth(
+        intra_node_gbytes_per_s=intra,
+        inter_node_gbytes_per_s=inter,
+        source="from --busbw-intra and --busbw-inter",
+        date=date.today().isoformat(),
+    )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from estimator.cli import output
 from estimator.cli.common import common, option
 from estimator.cli.help import GROUPS, MORE
-from estimator.cli.options import SharedOptions, expanded, names_of, tokens_of
+from estimator.cli.options import SharedOptions, bandwidth_of, expanded, names_of, tokens_of
 from estimator.errors import UserError
 from estimator.terminal import print
 from estimator.vocabulary import (
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from estimator.models import ModelSpec
     from estimator.plan import Plan
     from estimator.planning.goals import Goals
-    from estimator.throughput import MeasuredBandwidth
 
 _OF_ADAPTERS = ("lora_rank", "lora_targets", "lora_experts", "adapter_only", "trained_modules")
 _TRAINING, _WHERE, _OUTPUT = GROUPS[2:]
@@ -192,10 +191,9 @@ def plan(
         for problem in problems:
             output.note(problem)
         job, target, goals = job_from(job_options), target_from(goal_options), goals_from(goal_options)
+        bandwidth = bandwidth_of(goal_options.busbw_intra, goal_options.busbw_inter)
         try:
-            ranked = plans(
-                job, target, goals, top, calibration=corrections, bandwidth=bandwidth_from(goal_options)
-            )
+            ranked = plans(job, target, goals, top, calibration=corrections, bandwidth=bandwidth)
         except UserError as error:
             raise error if goals.cluster is None else explain(error, job, target, goals.cluster) from None
         old = hardware.old_prices(
@@ -397,18 +395,3 @@ def _command(plan: Plan, job: Job, model: str, goal_options: GoalOptions, goals:
 
 def _count(text: str | None) -> int | None:
     return None if text is None else round(tokens_of(text))
-
-
-def bandwidth_from(goal_options: GoalOptions) -> MeasuredBandwidth | None:
-    if goal_options.busbw_intra is None and goal_options.busbw_inter is None:
-        return None
-    from datetime import date
-
-    from estimator.throughput import MeasuredBandwidth
-
-    return MeasuredBandwidth(
-        intra_node_gbytes_per_s=goal_options.busbw_intra,
-        inter_node_gbytes_per_s=goal_options.busbw_inter,
-        source="from --busbw-intra and --busbw-inter",
-        date=date.today().isoformat(),
-    )

@@ -91,7 +91,7 @@ def _against(row: dict[str, Any], first: dict[str, Any]) -> str:
         return ""
     parts = []
     for name, if_higher, if_lower in (
-        ("usd_per_million_tokens", "dearer", "cheaper"),
+        ("usd_per_million_tokens", "more expensive", "cheaper"),
         ("tokens_per_second", "faster", "slower"),
     ):
         if row[name] is not None and first[name] is not None:

@@ -9,6 +9,7 @@ from estimator.cli.options import SetupOptions, names_of
 from estimator.engines import automatic, images, liger
 from estimator.engines.setups import dense_mask
 from estimator.errors import UserError
+from estimator.formatting import format_count
 from estimator.hardware import Gpu
 from estimator.job import Job
 from estimator.memory import implementations
@@ -58,7 +59,7 @@ def setup_from(options: SetupOptions, model: ModelSpec, gpus: int, gpu: Gpu | No
         precision = spec.precision_of(sharded=sharded)
     job = _job(options, model, seq_len, precision) if launched_here else None
     # Packing, Liger and compile are decided as in plans
-    decided = None if job is None else automatic.decided(job, options.device, precision)  # type: ignore[arg-type]
+    decided = None if job is None else automatic.with_choices(job, options.device, precision)  # type: ignore[arg-type]
     packed = engine.fixed_length if options.packing is None else options.packing
     if decided is not None:
         packed = bool(decided.packing) or TASKS[decided.task].images
@@ -69,7 +70,7 @@ def setup_from(options: SetupOptions, model: ModelSpec, gpus: int, gpu: Gpu | No
         engine_version=liger.VERSION if with_liger else _version(options),
         method=method,  # type: ignore[arg-type]
         task=images.task_for(model, options.task),  # type: ignore[arg-type]
-        lora_rank=_or(options.lora_rank, engine.lora_rank),
+        lora_rank=_first_set(options.lora_rank, engine.lora_rank),
         lora_targets=_targets(options, engine, model),
         lora_experts=options.lora_experts,
         adapter_only=options.adapter_only,
@@ -90,7 +91,7 @@ def setup_from(options: SetupOptions, model: ModelSpec, gpus: int, gpu: Gpu | No
         shard=shard,
         replicate=replicate,
         tensor=options.tp,
-        sequence_parallel=_or(options.sequence_parallel, engine.sequence_parallel),
+        sequence_parallel=_first_set(options.sequence_parallel, engine.sequence_parallel),
         context=options.cp,
         pipeline=options.pp,
         virtual_stages=options.virtual_stages,
@@ -98,15 +99,17 @@ def setup_from(options: SetupOptions, model: ModelSpec, gpus: int, gpu: Gpu | No
         expert=options.ep,
         micro_batch_size=options.micro_batch_size,
         # A pipeline with fewer micro batches than stages is never full
-        accumulation=_or(options.accumulation, max(options.pp, 1)),
+        accumulation=_first_set(options.accumulation, max(options.pp, 1)),
         answers=Answers(reward_parameters=options.reward_parameters),
         reference_copy=options.reference_copy,
         seq_len=seq_len,
         fixed_length=packed,
-        longest_first=_or(options.longest_first, launched_here and not packed),
+        longest_first=_first_set(options.longest_first, launched_here and not packed),
         longest_once=options.longest_once,
-        expandable_segments=_or(options.expandable_segments, launched_here and options.device == "cuda"),
-        document_mask=_or(
+        expandable_segments=_first_set(
+            options.expandable_segments, launched_here and options.device == "cuda"
+        ),
+        document_mask=_first_set(
             options.document_mask,
             packed
             and (engine.document_mask or decided is not None)
@@ -121,7 +124,7 @@ def setup_from(options: SetupOptions, model: ModelSpec, gpus: int, gpu: Gpu | No
         images_per_row=options.images_per_row,
         image_size=options.image_size,
         loss="fused" if with_liger else options.loss or spec.loss,  # type: ignore[arg-type]
-        loss_chunks=_or(options.loss_chunks, engine.chunks_of(seq_len)),
+        loss_chunks=_first_set(options.loss_chunks, engine.chunks_of(seq_len)),
         flash_version=options.flash_version,
         attention=options.attention,  # type: ignore[arg-type]
         offload=options.offload,  # type: ignore[arg-type]
@@ -202,7 +205,7 @@ def _checkpointing(options: SetupOptions, engine: EngineDefaults, *, sharded: bo
     return options.recompute_what if options.activation_checkpointing else "none"
 
 
-def _or(value: Any, otherwise: Any) -> Any:
+def _first_set(value: Any, otherwise: Any) -> Any:
     return otherwise if value is None else value
 
 
@@ -275,7 +278,7 @@ def _data_parallel(options: SetupOptions, engine: EngineDefaults, gpus: int) -> 
     for degree, name in ((options.tp * options.pp * options.cp, "--tp x --pp x --cp"), (options.ep, "--ep")):
         if world % degree:
             raise UserError(
-                f"{options.nodes} node(s) of {gpus} GPU(s) are not divisible by {name} = {degree}.",
+                f"{format_count(world, 'process')} are not divisible by {name} = {degree}.",
                 f"Request a multiple of {degree} GPUs with --gpus and --nodes, or less parallelism.",
             )
     data = world // (options.tp * options.pp)

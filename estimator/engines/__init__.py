@@ -1,1 +1,1 @@
-"""What each engine supports, and the training step (Setup) that it makes of a job in a layout."""
+"""Limits of each engine, and its training step (Setup) for a job in a layout."""

@@ -1,4 +1,4 @@
-"""Packing, Liger's kernels and torch.compile where a job leaves them to the planner."""
+"""Automatic choice of packing, Liger-Kernel and torch.compile, for jobs that do not set them."""
 
 from __future__ import annotations
 
@@ -63,10 +63,10 @@ PROVEN = (
 FLOAT8 = "fp8 off: its speed was not measured here; --fp8 rowwise computes the blocks' products in float8"
 
 
-def decided(job: Job, device: Device, precision: LaunchedPrecision) -> Job:
-    """Return the job with packing, Liger and compile decided; its engine and method must be decided already.
+def with_choices(job: Job, device: Device, precision: LaunchedPrecision) -> Job:
+    """Return the job with packing, liger and compile set to True or False.
 
-    ``precision``: of its layout.
+    Engine and method must not be "auto". ``precision``: that of the layout.
     """
     return _decide(job, device, precision)[0]
 

@@ -31,7 +31,7 @@ def _model(model: ModelSpec) -> str | None:
 
 
 def _training(job: Job) -> str | None:
-    if job.uses_zero("trl") or job.uses_fsdp:
+    if job.has_zero_options("trl") or job.has_fsdp_options:
         return "grpo has a complete copy of the model on each GPU here (DDP), without sharding"
     if job.packing:
         return "packing: grpo generates completions in the step, one sequence each"
@@ -53,5 +53,5 @@ def _training(job: Job) -> str | None:
     if job.optimizer not in ENGINES["trl"].optimizers:
         return f"optimizer {job.optimizer}: grpo supports {', '.join(ENGINES['trl'].optimizers)} here"
     if job.optimizer_in_backward:
-        return "optimizer.in_backward: TRL steps after the backward pass; use torchtune"
+        return "optimizer.in_backward needs engine torchtune, as TRL steps after the backward pass"
     return None

@@ -16,7 +16,7 @@ ENGINE = next(name for name in LAUNCHED_ENGINES if IMAGE_TASK in ENGINES[name].t
 
 
 def task_for(model: ModelSpec, task: str) -> str:
-    """Return the task: for an image pipeline the image task, unless another one is requested."""
+    """Return the image task for an image pipeline with the default task, otherwise ``task`` unchanged."""
     return IMAGE_TASK if isinstance(model, DiffusionSpec) and task == "sft" else task
 
 
@@ -39,7 +39,7 @@ def trained_model(
 
 
 def length_of(model: ModelSpec, seq_len: int | None) -> int:
-    """Return the sequence length in tokens. Raises UserError for one of an image pipeline."""
+    """Return the sequence length in tokens. Raises UserError if ``seq_len`` is set for an image pipeline."""
     if seq_len is None:
         return default_seq_len(model)
     if isinstance(model, DiffusionSpec):
@@ -67,7 +67,7 @@ def unsupported(engine: str, job: Job, processes: int) -> str | None:
 
 def _training(engine: str, job: Job, processes: int) -> str | None:
     model = job.model
-    if job.uses_zero(engine):
+    if job.has_zero_options(engine):
         return "ZeRO needs engine deepspeed"
     if job.packing:
         return "packing: images are not packed"
@@ -85,7 +85,7 @@ def _training(engine: str, job: Job, processes: int) -> str | None:
     if job.lora_experts:
         return f"lora.experts: {model.name} has no experts"
     if job.optimizer_in_backward:
-        return f"optimizer.in_backward: {ENGINE} steps after the backward pass"
+        return f"optimizer.in_backward: {ENGINE} applies the optimizer after the backward pass"
     if job.method == "lora" and set(job.lora_targets) not in (set(ADAPTED), set(PROJECTIONS)):
         return f"lora.targets: {model.name} supports adapters on {', '.join(ADAPTED)} of all attention layers"
     return _optimizer(job, processes)

@@ -66,7 +66,7 @@ def _not_in_record(engine: str, job: Job) -> str | None:
 
 
 def unsupported_job(job: Job, processes: int = 1) -> str | None:
-    """Like :func:`unsupported`, for a job whose method and engine are decided."""
+    """Return the reason why the engine of a job cannot train it, as one clause; None if it can."""
     return unsupported(job.engine, job, processes)
 
 
@@ -86,7 +86,7 @@ def planned_only(job: Job, processes: int = 1) -> str | None:
     if engines:
         return f"{reason}; this package can launch it with engine {engines[0]}"
     if job.engine not in LAUNCHED_ENGINES:
-        reason = unsupported(_stand_in(job), job, processes)
+        reason = unsupported(_substitute_engine(job), job, processes)
     return f"no engine of this package can train it: {reason}"
 
 
@@ -111,7 +111,7 @@ def refuse_gpu(job: Job, gpu: Gpu) -> None:
         raise UserError(f"--fp8: {reason}.", "Leave --fp8 out, or ask for another GPU, as H100.")
 
 
-def with_engines(job: Job) -> list[Job]:
+def jobs_by_engine(job: Job) -> list[Job]:
     """Return the job with each engine that this package runs and that can train it, the simplest first.
 
     If none can, with FSDP2 (planned only, with the reason). If the user sets an engine, only that one.
@@ -121,17 +121,17 @@ def with_engines(job: Job) -> list[Job]:
     engines = [
         name for name in engine_order(job.task) if name in job.engines and unsupported(name, job) is None
     ]
-    return [replace(job, engine=name) for name in engines or [_stand_in(job)]]
+    return [replace(job, engine=name) for name in engines or [_substitute_engine(job)]]
 
 
-def with_engine(job: Job) -> Job:
+def with_simplest_engine(job: Job) -> Job:
     """Return the job with engine ``auto`` decided without a comparison: the simplest that can train it."""
-    return with_engines(job)[0]
+    return jobs_by_engine(job)[0]
 
 
-def _stand_in(job: Job) -> LaunchedEngine:
+def _substitute_engine(job: Job) -> LaunchedEngine:
     """Return the engine whose memory and speed represent a job that no engine can train."""
-    return "deepspeed" if job.uses_zero("auto") else "fsdp2"  # ZeRO's options belong to DeepSpeed
+    return "deepspeed" if job.has_zero_options("auto") else "fsdp2"  # ZeRO's options belong to DeepSpeed
 
 
 def engine_order(task: str) -> Sequence[LaunchedEngine]:
@@ -166,7 +166,7 @@ def _torchtune_model(model: ModelSpec) -> str | None:
         return f"torchtune 0.6.1 has SiLU in every MLP, and {model.name} has hidden_act {model.hidden_act}"
     if model.attention_dropout:
         return (
-            f"torchtune 0.6.1 drops nothing out of attention here, and {model.name} has attention_dropout "
+            f"torchtune 0.6.1 has no attention dropout here, and {model.name} has attention_dropout "
             f"{model.attention_dropout:g}"
         )
     return _partial_rotation(model) or _torchtune_rope(model)
@@ -202,32 +202,32 @@ def _torchtune_training(job: Job, processes: int) -> str | None:
     if TASKS[job.task].draws_answers:
         return ELSEWHERE
     if job.task == "dpo" and (not method.low_rank or job.method not in torchtune.methods):
-        return "task dpo: torchtune 0.6.1's recipe for whole models keeps a second one in memory"
+        return "task dpo: torchtune 0.6.1's recipe for full training keeps a second model in memory"
     if job.task not in torchtune.tasks:
-        return f"task {job.task}: of preferences the torchtune recipes learn DPO's alone"
+        return f"task {job.task}: the torchtune recipes support no preference loss except DPO's"
     if job.task == "dpo" and job.packing:
-        return _no_packed_answers(job)
+        return _answers_not_packed(job)
     if job.new_tokens:
-        return "new_tokens: torchtune 0.6.1's models are built with the vocabulary that was published"
-    if job.uses_zero("torchtune"):
-        return "ZeRO is DeepSpeed's"
-    if job.uses_fsdp:
-        return "FSDP2's options belong to engine fsdp2"
+        return "new_tokens: torchtune 0.6.1 builds models with their published vocabulary only"
+    if job.has_zero_options("torchtune"):
+        return "ZeRO needs engine deepspeed"
+    if job.has_fsdp_options:
+        return "FSDP2's options need engine fsdp2"
     if model.sliding_window and model.sliding_window < job.seq_len:
         return (
             f"torchtune 0.6.1 has no sliding-window attention, and {model.name}'s window of "
             f"{model.sliding_window} is shorter than seq_len {job.seq_len}"
         )
     if job.vision is not None:
-        return "vision: the torchtune recipes here train on text alone"
+        return "vision: the torchtune recipes here train on text only"
     if job.fp8 != "none":
-        return _fp8_elsewhere(job)
+        return _fp8_needs_engine(job)
     if job.liger:
         return "liger: its kernels are for transformers' models, and torchtune has its own"
     if reason := _optimizer_of_torchtune(job, processes):
         return reason
     if job.recomputes_parts:
-        return "torchtune recomputes whole blocks here, and all of them"
+        return "torchtune recomputes complete blocks here, and all of them"
     if job.precision not in ("auto", *torchtune.precisions):
         return "torchtune 0.6.1 trains in bf16 or in fp32, not in bf16 with fp32 master weights"
     if not method.adapters:
@@ -241,7 +241,7 @@ def _torchtune_training(job: Job, processes: int) -> str | None:
     if job.lora_experts:
         return _no_experts(model) or "lora.experts: torchtune 0.6.1's recipes have no such adapters"
     if job.rslora:
-        return "lora.rslora: torchtune 0.6.1 scales its adapters by alpha / rank alone"
+        return "lora.rslora: torchtune 0.6.1 scales its adapters by alpha / rank only"
     targets = set(job.lora_targets)
     if not targets & set(ATTENTION):
         return "torchtune 0.6.1's LoRA needs one of q_proj, k_proj, v_proj, o_proj among lora.targets"
@@ -250,7 +250,7 @@ def _torchtune_training(job: Job, processes: int) -> str | None:
     if not method.quantized:
         return None
     if job.quantization != "nf4-double":
-        return f"torchtune 0.6.1 keeps qlora's base in nf4-double alone, not in {job.quantization}"
+        return f"torchtune 0.6.1 supports only nf4-double for qlora, not {job.quantization}"
     return unsupported_shards(model, processes)
 
 
@@ -259,27 +259,27 @@ def _optimizer_of_torchtune(job: Job, processes: int) -> str | None:
     name = job.optimizer
     if job.optimizer_in_backward and METHODS[job.method].adapters:
         return (
-            f"optimizer.in_backward: torchtune 0.6.1's recipes of {job.method} step after the whole "
+            f"optimizer.in_backward: torchtune 0.6.1's recipes of {job.method} step after the complete "
             "backward pass"
         )
     if name in ("adamw", "sgd"):
         return None
     if not OPTIMIZERS[name].bitsandbytes:
-        return f"optimizer {name}: the torchtune recipes here step AdamW or SGD"
+        return f"optimizer {name}: the torchtune recipes here support AdamW and SGD"
     if not job.optimizer_in_backward:
-        return f"optimizer {name}: with torchtune it goes with optimizer.in_backward"
-    return _unsharded_optimizer_only(name, processes)
+        return f"optimizer {name}: with torchtune it needs optimizer.in_backward"
+    return _sharded_bitsandbytes(name, processes)
 
 
-def _fp8_elsewhere(job: Job) -> str:
-    engines = " and ".join(name for name in LAUNCHED_ENGINES if ENGINES[name].fp8)
-    return f"fp8 {job.fp8}: here it is {engines}'s"
+def _fp8_needs_engine(job: Job) -> str:
+    engines = " or ".join(name for name in LAUNCHED_ENGINES if ENGINES[name].fp8)
+    return f"fp8 {job.fp8}: needs engine {engines} here"
 
 
-def _unsharded_optimizer_only(optimizer: str, processes: int) -> str | None:
+def _sharded_bitsandbytes(optimizer: str, processes: int) -> str | None:
     if not OPTIMIZERS[optimizer].bitsandbytes or processes == 1:
         return None
-    return f"optimizer {optimizer} is bitsandbytes', which cannot step what FSDP2 divides"
+    return f"optimizer {optimizer} of bitsandbytes does not support weights sharded by FSDP2"
 
 
 def unlaunchable_processes(job: Job, processes: int) -> str | None:
@@ -306,17 +306,17 @@ def _loop(engine: str, job: Job, processes: int) -> str | None:
     """Return the reason why the loop over transformers models, or the engine's sharding, cannot train it."""
     model = job.model
     spec, method = ENGINES[engine], METHODS[job.method]
-    if job.uses_zero(engine) and spec.sharding_options != "zero":
-        return "ZeRO is DeepSpeed's"
-    if job.uses_fsdp and spec.sharding_options != "fsdp":
-        return "FSDP2's options belong to engine fsdp2"
+    if job.has_zero_options(engine) and spec.sharding_options != "zero":
+        return "ZeRO needs engine deepspeed"
+    if job.has_fsdp_options and spec.sharding_options != "fsdp":
+        return "FSDP2's options need engine fsdp2"
     if (reason := _loop_model(engine, model) or _task_of_loop(job)) is not None:
         return reason
     if job.vision is not None and (reason := vision.unsupported(job)) is not None:
         return reason
-    if job.packing and (packing_reason := family_of(model.family).sees_packed):
+    if job.packing and (packing_reason := family_of(model.family).packing_leak):
         return (
-            f"packing: in transformers' {model.family} code a document may see those before it in its row "
+            f"packing: in transformers' {model.family} code a document may attend to earlier ones in its row "
             f"({packing_reason}), and {model.name} is such a model"
         )
     if method.quantized and model.experts:
@@ -326,9 +326,9 @@ def _loop(engine: str, job: Job, processes: int) -> str | None:
         )
     if job.fp8 != "none":
         if not spec.fp8:
-            return _fp8_elsewhere(job)
+            return _fp8_needs_engine(job)
         if method.quantized:
-            return f"fp8 {job.fp8}: qlora's base is packed, and made whole in 16 bits for its products"
+            return f"fp8 {job.fp8}: the base of qlora is dequantized to 16 bits for its products"
         if model.experts:
             return f"fp8 {job.fp8}: experts are one tensor in transformers 5, which torchao leaves in bf16"
     if (reason := _optimizer_of_loop(engine, job, processes)) is not None:
@@ -344,12 +344,10 @@ def _loop(engine: str, job: Job, processes: int) -> str | None:
     if method.llama_adapter:
         if job.compile or job.fp8 != "none":
             setting = "compile" if job.compile else f"fp8 {job.fp8}"
-            return (
-                f"{setting}: LLaMA-Adapters change what a block and its linear layers run, and are left out"
-            )
+            return f"{setting}: not supported with LLaMA-Adapters, which change blocks and linear layers"
         return trained_parts.llama_adapter(model, job.method)
     if job.trained_modules and method.adapters:
-        reason = trained_parts.whole_modules(model)
+        reason = trained_parts.modules_to_save(model)
     return reason or _experts(engine, job)
 
 
@@ -362,7 +360,7 @@ def _task_of_loop(job: Job) -> str | None:
     if not task.preferences:
         return None
     if job.packing:
-        return _no_packed_answers(job)
+        return _answers_not_packed(job)
     if job.task != "reward":
         return None
     if METHODS[job.method].llama_adapter:
@@ -374,9 +372,9 @@ def _task_of_loop(job: Job) -> str | None:
     return None
 
 
-def _no_packed_answers(job: Job) -> str:
+def _answers_not_packed(job: Job) -> str:
     row_kind = "an answer that is judged" if TASKS[job.task].judged else "a pair of answers"
-    return f"packing: a row of {job.task} is {row_kind}, and not put into one sequence with others"
+    return f"packing: a row of {job.task} is {row_kind}, which cannot share a sequence with others"
 
 
 def _loop_model(engine: str, model: ModelSpec) -> str | None:
@@ -387,22 +385,17 @@ def _loop_model(engine: str, model: ModelSpec) -> str | None:
         return f"{engine} trains the prediction of the next token, and {model.name} is an encoder"
     if family_of(model.family).code_elsewhere:
         return f"transformers has no code of {model.family} models, of which {model.name} is one"
-    if model.family == "deepseek_v4":
-        return (
-            "deepseek_v4 compresses 128 tokens at a time: a process with shorter rows alone has no gradients "
-            "there, for which the other processes would wait"
-        )
     if model.family == "mpt" and model.position_embeddings:
         return f"transformers' mpt has no learned positions, and {model.name} has {model.position_embeddings}"
     return _partial_rotation(model)
 
 
-def untried_line(model: ModelSpec) -> str | None:
+def untested_family_note(model: ModelSpec) -> str | None:
     """Return the note of a plan for a model family that this package was not tested with."""
     if model.own_code:
         return (
-            f"{model.family} models run code of their folder, with trust_remote_code alone; memory and speed "
-            "are those of a Llama of these widths"
+            f"{model.family} models run code from their folder, which needs trust_remote_code; memory and "
+            "speed are those of a Llama of these widths"
         )
     if not untried.is_untried(model.family):
         return None
@@ -423,9 +416,9 @@ def _experts(engine: str, job: Job) -> str | None:
     if (reason := _no_experts(model)) is not None:
         return reason
     if job.method != "lora":
-        return f"lora.experts with method {job.method}: PEFT's adapters on experts are LoRA's alone"
+        return f"lora.experts with method {job.method}: PEFT supports only LoRA adapters on experts"
     if ENGINES[engine].sharding_options == "zero":
-        return "lora.experts: PEFT cannot make them of weights that ZeRO-3 has divided; fsdp2 trains them"
+        return "lora.experts: PEFT cannot add them to weights sharded by ZeRO-3; engine fsdp2 can"
     if job.compile:
         return "compile: PEFT inserts adapters on experts at each forward pass"
     if job.task == "reward" or job.new_tokens:
@@ -444,7 +437,7 @@ def _only_expert_adapters(job: Job) -> str | None:
     if not METHODS[job.method].adapters or not model.experts or set(job.lora_targets) & set(model.all_linear):
         return None
     return (
-        "lora.targets names experts only, which are no linear layers in transformers 5; "
+        "lora.targets names experts only, which are not linear layers in transformers 5; "
         f"{model.name} can have them on {', '.join(model.all_linear)}"
     )
 
@@ -453,15 +446,17 @@ def _optimizer_of_loop(engine: str, job: Job, processes: int) -> str | None:
     """Return the reason why the loop cannot use the optimizer with the engine's sharding."""
     name = job.optimizer
     if job.optimizer_in_backward:
-        return f"optimizer.in_backward: {engine} steps after the whole backward pass; torchtune can"
+        return f"optimizer.in_backward needs engine torchtune, as {engine} steps after the backward pass"
     if ENGINES[engine].sharding_options == "zero":
         if OPTIMIZERS[name].needs_matrices:
-            return f"optimizer {name} needs whole matrices, and ZeRO hands out flat pieces of them"
+            return f"optimizer {name} needs complete matrices, and ZeRO shards them into flat pieces"
         return None
     if OPTIMIZERS[name].paged:
-        return f"optimizer {name} is bitsandbytes', which cannot step what FSDP2 divides"
+        return f"optimizer {name} of bitsandbytes does not support weights sharded by FSDP2"
     if name == "adafactor" and processes > 1:
-        return f"optimizer {name}: torch 2.13's squares norms in place, which weights divided by FSDP2 cannot"
+        return f"optimizer {name}: torch 2.13's in-place norms do not support weights sharded by FSDP2"
     if name == "adafactor" and job.precision not in ("bf16", "fp32"):
-        return f"optimizer {name} cannot step FSDP2's fp32 copies of the weights; precision bf16 has none"
+        return (
+            f"optimizer {name} does not support FSDP2's fp32 copies of the weights; precision bf16 has none"
+        )
     return None

@@ -9,7 +9,7 @@ from estimator.vocabulary import METHODS
 # launchers/engines/loop/adapter_v2.py.
 PROMPT_FAMILIES = {"adapter-v1": ("llama", "mistral"), "adapter-v2": ("llama", "mistral", "qwen2", "qwen3")}
 # Families tested with launchers/engines/loop/whole_modules.py (embeddings, heads and norms).
-WHOLE_FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "qwen3")
+FULL_MODULE_FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "qwen3")
 
 
 def llama_adapter(model: ModelSpec, method: str) -> str | None:
@@ -27,11 +27,11 @@ def llama_adapter(model: ModelSpec, method: str) -> str | None:
     return None
 
 
-def whole_modules(model: ModelSpec) -> str | None:
+def modules_to_save(model: ModelSpec) -> str | None:
     """Return the reason why a model cannot have lora.modules_to_save; None if it can."""
-    if model.family in WHOLE_FAMILIES:
+    if model.family in FULL_MODULE_FAMILIES:
         return None
-    families = ", ".join(WHOLE_FAMILIES)
+    families = ", ".join(FULL_MODULE_FAMILIES)
     return f"lora.modules_to_save supports {families} models here, and {model.name} is {model.family}"
 
 
@@ -39,6 +39,7 @@ def new_tokens(model: ModelSpec, method: str) -> str | None:
     """Return the reason why tokens cannot be added to a model; None if they can."""
     if METHODS[method].llama_adapter:
         return f"new_tokens: {method} trains neither embeddings nor head"
-    if model.family in WHOLE_FAMILIES:
+    if model.family in FULL_MODULE_FAMILIES:
         return None
-    return f"new_tokens supports {', '.join(WHOLE_FAMILIES)} models here, and {model.name} is {model.family}"
+    families = ", ".join(FULL_MODULE_FAMILIES)
+    return f"new_tokens supports {families} models here, and {model.name} is {model.family}"

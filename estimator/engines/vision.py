@@ -34,7 +34,7 @@ def unsupported(job: Job) -> str | None:
     if not model.sees_images:
         return f"{setting}: {model.name} sees no images"
     if job.task != "sft":
-        return f"{setting}: images are part of the rows of task sft alone, not of {job.task}"
+        return f"{setting}: only rows of task sft have images, not those of {job.task}"
     if job.method not in METHODS:
         return f"{setting}: rows with images are trained with methods {' and '.join(METHODS)}"
     mode = {"lora": "lora", "full": "full"}.get(job.vision or "")

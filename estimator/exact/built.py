@@ -17,7 +17,7 @@ class BuiltModel:
 
     model: nn.Module
     blocks: list[nn.Module]
-    last_norm: nn.Module  # later operations count as logits and loss
+    last_norm: nn.Module  # operations after it are counted as logits and loss
     forward: Loss
 
     @property

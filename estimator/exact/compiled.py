@@ -148,7 +148,10 @@ def _readers(node: fx.Node) -> list[fx.Node]:
 
 
 def _last_uses(nodes: list[fx.Node], written: set[fx.Node]) -> dict[fx.Node, list[fx.Node]]:
-    """Map each buffer to those freed after it is written. Fused results read the inputs of their inputs."""
+    """Map each buffer to the buffers that are freed after it is written.
+
+    Results of fused operations are not buffers: their readers read the buffers that they are computed from.
+    """
     sources: dict[fx.Node, set[fx.Node]] = {}
     last: dict[fx.Node, fx.Node] = {}
     for node in nodes:

@@ -16,7 +16,15 @@ OTHER_NAMES: dict[str, dict[str, str]] = {
 # Have latent attention and experts in DeepSeek's names
 SPARSE = ("deepseek_v32", "glm_moe_dsa")  # attention
 INDEX_TOPK = 2048  # tokens that sparse attention selects, in both families
-LIKE_DEEPSEEK = (*SPARSE, "deepseek_v2", "deepseek_v3", "mistral4", "glm4_moe", "glm4_moe_lite")
+LIKE_DEEPSEEK = (
+    *SPARSE,
+    "deepseek_v4",
+    "deepseek_v2",
+    "deepseek_v3",
+    "mistral4",
+    "glm4_moe",
+    "glm4_moe_lite",
+)
 WITHOUT_HEAD_DIM = ("phi", "gpt_neox", "falcon", "granite", "olmo3", "smollm3", "ernie4_5_moe")
 # Have attention_bias for queries, keys and values
 WITH_ATTENTION_BIAS = ("glm4", "glm4_moe", "seed_oss")
@@ -72,6 +80,8 @@ def _family_specific(spec: ModelSpec) -> dict[str, Any]:
         return _gemma4(spec)
     if spec.family in (*SPARSE, "glm4_moe_lite"):
         return _sparse(spec)
+    if spec.compressed_attention:
+        return _compressed(spec)
     if spec.family == "falcon":
         return {"multi_query": spec.kv_heads == 1, "parallel_attn": True, "bias": False}
     return {}
@@ -88,6 +98,24 @@ def _sparse(spec: ModelSpec) -> dict[str, Any]:
         rest = spec.layers - spec.index_layers
         config["indexer_types"] = ["full"] * spec.index_layers + ["shared"] * rest
     return config
+
+
+def _compressed(spec: ModelSpec) -> dict[str, Any]:
+    """Return DeepSeek V4's fields; blocks with the window alone precede those with an indexer."""
+    sparse, heavy = "compressed_sparse_attention", "heavily_compressed_attention"
+    kinds = ["sliding_attention"] * spec.sliding_layers
+    kinds += [sparse] * spec.index_layers + [heavy] * spec.heavy_layers
+    return {
+        "layer_types": kinds,
+        "compress_rates": {sparse: spec.compress_rate, heavy: spec.heavy_compress_rate},
+        "q_lora_rank": spec.q_lora_rank,
+        "o_groups": spec.o_groups,
+        "o_lora_rank": spec.o_lora_rank,
+        "index_n_heads": spec.index_heads,
+        "index_head_dim": spec.index_head_dim,
+        "hc_mult": spec.residual_streams,
+        "hc_sinkhorn_iters": spec.sinkhorn_iterations,
+    }
 
 
 def _gemma4(spec: ModelSpec) -> dict[str, Any]:

@@ -34,6 +34,25 @@ class FusedRmsNorm(torch.autograd.Function):
         return torch.empty_like(x), torch.empty_like(weight) if ctx.needs_input_grad[1] else None
 
 
+class EfficientAttention(torch.autograd.Function):
+    """Fake aten::_scaled_dot_product_efficient_attention, which GPUs use where no CPU kernel applies.
+
+    It saves queries, keys, values, the result and the fp32 logsumexp of each head
+    (aten/src/ATen/native/transformers/cuda/attention.cu).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        result = query.new_empty(*query.shape[:1], *query.shape[2:0:-1], value.shape[-1]).transpose(1, 2)
+        logsumexp = torch.empty(query.shape[:-1], dtype=torch.float32)
+        ctx.save_for_backward(query, key, value, result, logsumexp)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *_gradients: torch.Tensor) -> Any:
+        return tuple(torch.empty_like(tensor) for tensor in ctx.saved_tensors[:3])
+
+
 class Nf4Product(torch.autograd.Function):
     """Fake linear_nf4 of torchao, which unpacks the weight for each product and frees it afterwards."""
 
@@ -102,6 +121,11 @@ def as_on_gpu(setup: Setup) -> Iterator[None]:
             masks = "transformers.masking_utils"
             stack.enter_context(mock.patch(f"{masks}.is_tracing", return_value=False, create=True))
             stack.enter_context(mock.patch(f"{masks}.find_packed_sequence_indices", return_value=None))
+            functional = torch.nn.functional
+            attention = _attention(functional.scaled_dot_product_attention)
+            if setup.device == "cuda":
+                stack.enter_context(mock.patch.object(functional, "scaled_dot_product_attention", attention))
+                stack.enter_context(mock.patch.object(functional, "dropout", _dropout))
         elif setup.quantization != "none":
             for module in ("lora", "dora"):
                 target = f"torchtune.modules.peft.{module}"
@@ -118,6 +142,24 @@ def _swap_weight(old: torch.Tensor, new: torch.Tensor) -> None:
     """Replace a weight as torch.utils.swap_tensors does, which does not accept fake tensors."""
     old.requires_grad_(False)
     old.data = new.data
+
+
+def _dropout(x: torch.Tensor, p: float = 0.5, training: bool = True) -> torch.Tensor:
+    """Apply the fused dropout of GPUs, which saves a mask of one byte per element."""
+    return torch.native_dropout(x, p, training)[0] if p and training else x
+
+
+def _attention(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Return attention that saves no scores with dropout, or values of another width than the keys."""
+
+    def attention(
+        query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout_p: float = 0.0, **options: Any
+    ) -> torch.Tensor:
+        if not dropout_p and query.shape[-1] == value.shape[-1]:
+            return original(query, key, value, **options)
+        return EfficientAttention.apply(query, key, value)  # type: ignore[no-any-return, no-untyped-call]
+
+    return attention
 
 
 def _rms_norm(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

@@ -28,7 +28,7 @@ class ExactEstimate:
 
     moments: tuple[Moment, ...]  # in the order of the step
     states: tuple[tuple[str, int], ...]  # weights, adapters, gradients and optimizer states together
-    parameters: int  # of the whole model as built, adapters included
+    parameters: int  # of the complete model, including adapters
     trainable_parameters: int
     from_formula: tuple[str, ...]  # categories that were computed, not traced
     unmodeled: tuple[str, ...]  # each a clause

@@ -38,7 +38,7 @@ def trace(setup: Setup) -> dict[str, Any]:
         step = Step(setup, built, tracker)
         stack.enter_context(sharding.communication(tracker))
         step.run()
-    moments, states, from_formula = zero.with_states(setup, tracker.peaks, step.states, sizes)
+    moments, states, from_formula = zero.add_untraced_states(setup, tracker.peaks, step.states, sizes)
     return {
         "moments": moments,
         "states": states,
@@ -146,7 +146,7 @@ class Step:
         with tracker:
             # With accumulation, all passes but the first have the gradients of earlier ones
             for _ in range(min(setup.accumulation, 2)):
-                tracker.forget_peaks()
+                tracker.reset_peaks()
                 self._forward_and_backward(tokens)
             self.states = self._states()
             tracker.moment = "optimizer"

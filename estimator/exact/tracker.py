@@ -84,7 +84,7 @@ class StepTracker(MemTracker):  # type: ignore[no-untyped-call]
         snapshot: dict[Any, int] = self._curr_mem_snap.get(CPU, {})
         return {part.value: snapshot[part] for part in Part if snapshot.get(part)}
 
-    def forget_peaks(self) -> None:
+    def reset_peaks(self) -> None:
         """Reset the recorded peaks; live storages stay tracked."""
         self.peaks.clear()
         self._highest.clear()

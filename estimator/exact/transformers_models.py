@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from estimator.errors import UserError
 from estimator.exact import hf_configuration
 from estimator.exact.built import BuiltModel, Loss
+from estimator.models.architectures import names_in_transformers
 from estimator.setup import Setup
 
 # launchers/dataset/batches.py, LOSS_CHUNK: positions whose logits are in fp32 at a time
@@ -113,7 +114,11 @@ def _low_rank(setup: Setup, model: Any) -> Any:
     from peft import LoraConfig
 
     linear = {name.rpartition(".")[2] for name, m in model.named_modules() if isinstance(m, nn.Linear)}
-    targets = [target for target in setup.lora_targets if target in linear]
+    # launchers/engines/loop/model.py translates generic names; a user's own Trainer script does not
+    names = setup.lora_targets
+    if setup.runs_loop:
+        names = names_in_transformers(setup.model.family, names)
+    targets = [target for target in names if target in linear]
     if not targets:
         raise UserError(
             f"lora_targets = {', '.join(setup.lora_targets)}: {setup.model.name} has no such linear layers.",
@@ -123,6 +128,7 @@ def _low_rank(setup: Setup, model: Any) -> Any:
         r=setup.lora_rank,
         lora_alpha=2 * setup.lora_rank,
         target_modules=targets,
+        exclude_modules=r".*\.indexer\..*" if setup.model.compressed_attention else None,
         use_dora=setup.method == "dora",
         task_type="CAUSAL_LM",
     )

@@ -18,7 +18,7 @@ def optimizer_traced(setup: Setup) -> bool:
     return setup.zero_stage is None and setup.optimizer in TRACED_OPTIMIZERS
 
 
-def with_states(
+def add_untraced_states(
     setup: Setup, peaks: dict[str, dict[str, int]], states: dict[str, int], sizes: dict[str, int]
 ) -> tuple[dict[str, dict[str, int]], dict[str, int], tuple[str, ...]]:
     """Add the states that could not be traced to peaks and states.

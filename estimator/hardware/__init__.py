@@ -68,7 +68,7 @@ def using(chosen: Catalogue) -> Iterator[Catalogue]:
         _chosen.reset(token)
 
 
-def forget() -> None:
+def clear_cache() -> None:
     """Clear the cached default catalogue, so that its files are read again."""
     _cached.cache_clear()
 

@@ -8,7 +8,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from estimator.hardware.visible_gpus import VARIABLE, whole_gpus
+from estimator.hardware.visible_gpus import VARIABLE, complete_gpus
 from estimator.job import Machine
 
 
@@ -55,7 +55,7 @@ def _gpus() -> tuple[tuple[str, int], ...]:
         return ()
     finally:
         pynvml.nvmlShutdown()
-    visible = whole_gpus(os.environ.get(VARIABLE), [uuid for _, _, uuid in gpus])
+    visible = complete_gpus(os.environ.get(VARIABLE), [uuid for _, _, uuid in gpus])
     return tuple(gpus[place][:2] for place in visible)
 
 

@@ -9,7 +9,7 @@ from datetime import date
 from typing import TYPE_CHECKING, Any
 
 from estimator.errors import UserError
-from estimator.hardware.catalogue import Catalogue, Gpu, Instance, normal
+from estimator.hardware.catalogue import Catalogue, Gpu, Instance, normalize
 from estimator.hardware.catalogue.columns import GPU, INSTANCE
 from estimator.plan import GIB, MIB
 
@@ -26,7 +26,7 @@ class Filters:
     Raises UserError for an invalid size or price; names are checked by :func:`choose`.
     """
 
-    min_vram: float | None = None  # marketed size in GB (Gpu.is_at_least)
+    min_vram: float | None = None  # marketed size in GB (Gpu.has_memory_gb)
     architecture: str | None = None
     cloud: str | None = None
     gpu: str | None = None
@@ -62,7 +62,7 @@ def choose(catalogue: Catalogue, filters: Filters) -> tuple[tuple[Gpu, ...], tup
         gpu
         for gpu in catalogue.gpus
         if (named_gpus is None or gpu in named_gpus)
-        and (filters.min_vram is None or gpu.is_at_least(filters.min_vram))
+        and (filters.min_vram is None or gpu.has_memory_gb(filters.min_vram))
         and (architectures is None or gpu.architecture in architectures)
     ]
     order = {gpu.name: place for place, gpu in enumerate(gpus)}
@@ -88,8 +88,8 @@ def _gpus_matching(catalogue: Catalogue, name: str) -> tuple[Gpu, ...]:
     try:
         return catalogue.gpus_called(name)
     except UserError:
-        key = normal(name)
-        matches = tuple(gpu for gpu in catalogue.gpus if key and normal(gpu.name).startswith(key))
+        key = normalize(name)
+        matches = tuple(gpu for gpu in catalogue.gpus if key and normalize(gpu.name).startswith(key))
         if not matches:
             raise
         return matches

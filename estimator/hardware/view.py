@@ -31,7 +31,7 @@ def gpu_table(gpus: tuple[Gpu, ...]) -> Table:
 
 
 def _memory(gpu: Gpu) -> str:
-    """Format the memory of a GPU: usable of reported, or the marketed size, marked as such."""
+    """Format the memory of a GPU: usable and reported size, or the marketed size, labeled as marketed."""
     if gpu.driver_bytes:
         return f"{format_bytes(gpu.usable_bytes)} of {gpu.vram_bytes // MIB:,} MiB"
     if gpu.vram_reported:

@@ -30,7 +30,7 @@ def visible_gpus(chosen: str | None, uuids: Sequence[str]) -> list[int | str]:
     return visible
 
 
-def whole_gpus(chosen: str | None, uuids: Sequence[str]) -> list[int]:
+def complete_gpus(chosen: str | None, uuids: Sequence[str]) -> list[int]:
     """Return the visible GPUs up to the first MIG slice."""
     places: list[int] = []
     for place in visible_gpus(chosen, uuids):

@@ -17,7 +17,7 @@ from estimator.memory.evaluation import inference_gpus
 from estimator.memory.generation import Batch, Device, largest_batch
 from estimator.models import ModelSpec
 from estimator.plan import MIB, Generation, Plan, Request, Stage
-from estimator.planning.step_requests import BESIDE_RANKS
+from estimator.planning.step_requests import MEMORY_OUTSIDE_RANKS
 from estimator.throughput.generation import balanced_sequences, forward_seconds, generation_speed
 
 # A CPU computes tokens sequentially: larger batches gain nothing
@@ -34,11 +34,11 @@ class Sampling:
 
     prompts: int | None  # None: unknown before the dataset is fetched
     held_out: int | None  # part of ``prompts``, sampled again with the finished model
-    answers: int  # to each prompt
+    answers: int  # per prompt
     prompt_tokens: int  # of the longest prompt
     new_tokens: int  # of the longest answer
     top_p: float = 1.0
-    reward_model: ModelSpec | None = None  # if it is known
+    reward_model: ModelSpec | None = None  # model that scores the answers; None: unknown
     by_function: bool = False  # scored on CPUs
     nodes: int | None = None  # requested by the user; None: planned
     heads_shared: bool = False  # GPUs share the heads of each block (vLLM), not the blocks
@@ -145,7 +145,7 @@ def _batch(plan: Plan, model: ModelSpec, sampling: Sampling, base: Request) -> t
     on_gpus = device == "cuda"
     capacity = plan.prediction.memory.capacity_bytes
     if not on_gpus:
-        capacity = base.memory_mib * MIB - BESIDE_RANKS
+        capacity = base.memory_mib * MIB - MEMORY_OUTSIDE_RANKS
     if capacity is None:
         return base.gpus_per_node, sampling.answers, None
     max_sequences = _max_useful_batch(_gpu(plan)) if on_gpus else CPU_SEQUENCES

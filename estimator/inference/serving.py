@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from estimator.errors import UserError
-from estimator.formatting import format_bytes
+from estimator.formatting import format_bytes, format_count
 from estimator.memory.generation import (
     ACTIVATIONS,
     CACHE,
@@ -43,10 +43,10 @@ class Serving:
 
     def text(self) -> str:
         """Describe layout and memory in one line."""
-        place = "CPU" if self.device == "cpu" else f"{self.gpus} GPU(s)"
+        place = "CPU" if self.device == "cpu" else format_count(self.gpus, "GPU")
         parts = ", ".join(f"{name} {format_bytes(size)}" for name, size in self.memory.items() if size)
         return (
-            f"{place}, {self.requests} request(s) of {self.context:,} tokens at once: "
+            f"{place}, {format_count(self.requests, 'request')} of {self.context:,} tokens at once: "
             f"{format_bytes(self.needed_bytes)} of {format_bytes(self.capacity_bytes)} ({parts})"
         )
 
@@ -118,7 +118,7 @@ def plan_serving(
                 capacity_bytes=capacity,
             )
     memory = serving_memory(model, device=device, gpus=counts[-1], context=tokens, requests=requests)
-    place = "in memory" if device == "cpu" else f"in each of {counts[-1]} GPU(s)"
+    place = "in memory" if device == "cpu" else f"in each of {format_count(counts[-1], 'GPU')}"
     fixed_bytes = sum(memory.values()) - memory[CACHE]
     advice = "Use more or larger GPUs."
     if fixed_bytes < max(free_bytes):
@@ -126,9 +126,10 @@ def plan_serving(
     elif device == "cpu":
         advice = "Use a machine with more memory, or a GPU."
     raise UserError(
-        f"{name} needs {format_bytes(sum(memory.values()))} {place} to serve {requests} request(s) of "
-        f"{tokens:,} tokens ({format_bytes(memory[WEIGHTS])} of weights, {format_bytes(memory[CACHE])} of KV "
-        f"cache); {format_bytes(max(free_bytes))} are free.",
+        f"{name} needs {format_bytes(sum(memory.values()))} {place} to serve "
+        f"{format_count(requests, 'request')} of {tokens:,} tokens "
+        f"({format_bytes(memory[WEIGHTS])} of weights, {format_bytes(memory[CACHE])} of KV cache); "
+        f"{format_bytes(max(free_bytes))} are free.",
         advice,
     )
 

@@ -16,7 +16,7 @@ from estimator.memory.diffusion import AVERAGE, ENCODERS, TEXTS
 from estimator.memory.generation import CACHE
 from estimator.memory.host import checkpoint_bytes, disk_bytes, host_bytes, runtime_bytes, shared_memory_bytes
 from estimator.memory.logits import DEEPSPEED_LOSS_POSITIONS
-from estimator.memory.moments import Peak, peak
+from estimator.memory.moments import Peak, peak, saved_bytes
 from estimator.memory.ranges import Range, needed_runtime_bytes, needs, shows
 from estimator.memory.residuals import residual_of
 from estimator.memory.states import NF4_SCALE_BYTES, NF4_WEIGHT_BYTES, VISION, states
@@ -105,6 +105,7 @@ __all__ = [
     "range_of",
     "residual_of",
     "runtime_bytes",
+    "saved_bytes",
     "shared_memory_bytes",
     "shows",
     "states",

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from estimator.memory import implementations
 from estimator.memory.shape import shape_of
-from estimator.memory.states import computing
+from estimator.memory.states import compute_size
 from estimator.models import ModelSpec
 from estimator.models.architectures import family_of
+from estimator.models.parameters import recurrent_shapes
 from estimator.setup import Setup
 
 # What torch.compile's partitioner keeps of a block: 8 B for each of h, 2 B for queries, keys, values and the
@@ -27,19 +28,33 @@ FP8_EAGER_BYTES = 3.5
 # each key channel repeated for its value heads, each key channel, each head. Traced (transformers 5.23, torch
 # 2.13, bf16, full training) at widths of 128 to 512, Mamba 2 in chunks of 128 tokens.
 RECURRENT_BYTES = {"gated-delta": (36, 34, 8, 1254), "mamba2": (50.5, 22.4, 8.2, 1480)}
+# Tokens per chunk, if not 128 (transformers 5.23, models/granitemoehybrid/configuration_granitemoehybrid.py)
+MAMBA2_CHUNKS = {"granitemoehybrid": 256}
+# Of Mamba 2's bytes per value channel, those that gradients of its convolution, norm, decay and output
+# projection need. Traced like RECURRENT_BYTES, with LoRA.
+FROZEN_MAMBA2_BYTES = 11
 # Scores that are capped before the softmax, which flash kernels of torch cannot do (Gemma team 2024,
 # arXiv:2408.00118, section 2).
 SOFT_CAPPED = ("gemma2",)
 # transformers computes the scores of these explicitly: with sinks, or as their code has no other way
 # (transformers 5.4, models/*/modeling_*.py: no _supports_sdpa).
-EAGER_ALONE = ("gpt_oss", "gptj", "mpt")
+EAGER_ALONE = ("deepseek_v4", "gpt_oss", "gptj", "mpt")
+# Their softmax is in 16 bits, and the slice without the sinks is copied (transformers 5.23,
+# models/gpt_oss/modeling_gpt_oss.py, eager_attention_forward).
+HALF_SOFTMAX = ("gpt_oss",)
+# Dropout of the results of attention and MLP is 0.1 in their published configurations (transformers 5.23,
+# models/seed_oss/configuration_seed_oss.py).
+RESIDUAL_DROPOUT = ("seed_oss",)
+# transformers multiplies every token with every expert, by zero where it is not routed (transformers 5.23,
+# models/llama4/modeling_llama4.py, Llama4TextMoe).
+ALL_EXPERTS = ("llama4_text",)
 
 
 def block_bytes(setup: Setup) -> float:
     """Return the mean bytes saved per block and token without checkpointing."""
     model = setup.model
     dense = model.mlp_blocks - model.expert_layers
-    parts = _around(setup) + _mean_mlp(setup, dense / model.layers)
+    parts = _outside_mlp(setup) + _mean_mlp(setup, dense / model.layers)
     if setup.compile:
         parts = _compiled(setup, dense / model.layers)
     if setup.prompts:
@@ -55,9 +70,9 @@ def _fp8_eager(setup: Setup) -> float:
     return FP8_EAGER_BYTES * _input_widths(setup.model) / setup.tensor
 
 
-def _around(setup: Setup) -> float:
+def _outside_mlp(setup: Setup) -> float:
     """Return the bytes per token that one block saves outside its MLP: norms, attention and their inputs."""
-    model, code, size = setup.model, implementations.of(setup), computing(setup)
+    model, code, size = setup.model, implementations.of(setup), compute_size(setup)
     whole_weights = not setup.adapters
     sequence = setup.tensor if setup.sequence_parallel else 1
     norm = _norm_bytes(setup, trained=setup.trains_norms)
@@ -83,8 +98,8 @@ def _around(setup: Setup) -> float:
         saved += inputs * model.hidden * size / _gathered(setup)
         if setup.precision.endswith("autocast"):  # each product casts its input for itself
             saved += 5 * model.hidden * 2 - inputs * model.hidden * size
-    saved += attention * _attention(setup, code, size) + _recurrence(setup, size)
-    if not model.causal:
+    saved += attention * _attention(setup, code, size) + _recurrence(setup, size) + _streams(setup, size)
+    if not model.causal or model.family in RESIDUAL_DROPOUT:
         saved += 2 * model.hidden  # dropout's masks, one byte an element
     return saved
 
@@ -109,7 +124,11 @@ def _recurrence(setup: Setup, size: int) -> float:
     if model.recurrence == "short-conv":  # both gates and their products, the convolution and its result
         saved = 6.0 * size * model.hidden
     else:
+        per_head: float
         per_value, per_repeated_key, per_key, per_head = RECURRENT_BYTES[model.recurrence]
+        if model.recurrence == "mamba2":
+            per_head *= MAMBA2_CHUNKS.get(model.family, 128) / 128
+            per_value -= FROZEN_MAMBA2_BYTES if setup.adapters else 0
         saved = (
             per_value * model.recurrent_heads * model.recurrent_head_dim
             + per_repeated_key * model.recurrent_heads * model.recurrent_state
@@ -119,11 +138,36 @@ def _recurrence(setup: Setup, size: int) -> float:
     return saved * model.recurrent_layers / model.layers
 
 
+def _streams(setup: Setup, size: int) -> float:
+    """Return the mean bytes per token of a block's two hyper-connections; 0 without them.
+
+    Each saves the residual streams, their fp32 copy and its normalized form (whose weight may be frozen), the
+    numerators and denominators of the mixing matrix's normalizations, the other coefficients, and the result
+    of attention or MLP (transformers 5.23, DeepseekV4HyperConnection). The first one saves nothing if the
+    embedding and its weights are frozen.
+    """
+    model, streams = setup.model, setup.model.residual_streams
+    if not streams:
+        return 0.0
+    saved = _joined_streams(setup, size) + size * model.hidden
+    divisions = 2 * model.sinkhorn_iterations - 1
+    coefficients = streams * (streams + 2)
+    connections = 2 - (1 / model.layers if setup.adapters else 0)
+    return connections * (saved + 4 * (divisions * streams * (streams + 1) + 2 * coefficients))
+
+
+def _joined_streams(setup: Setup, size: int) -> int:
+    """Return the bytes per token that the join of the residual streams to one saves."""
+    normalized = 0 if setup.adapters else 4
+    fp32_copy = 4 if size < 4 else 0
+    return setup.model.residual_streams * setup.model.hidden * (size + fp32_copy + normalized)
+
+
 def _norm_bytes(setup: Setup, *, trained: bool) -> int:
     """Return the bytes per element that one norm saves; ``trained``: whether its weight is trained."""
     code = implementations.of(setup)
     if setup.model.norm == "layer":
-        return computing(setup)  # torch's own kernel reads its input again
+        return compute_size(setup)  # torch's own kernel reads its input again
     if setup.precision == "fp32" or setup.precision.endswith("autocast"):
         return 4 + (code.norm_output_fp32 if trained else 0)
     return code.norm_input + (code.norm_output if trained else 0)
@@ -147,10 +191,13 @@ def _attention(setup: Setup, code: implementations.Implementation, size: int) ->
     """
     model = setup.model
     out_dim = model.attention_out_dim
+    if model.compressed_attention:
+        return _compressed_attention(setup, size)
     if model.latent_attention:
         # keys and values are put together from the latent; the projection that they come from stays as well
         joined = model.heads * (model.qk_nope_head_dim + model.v_head_dim)
-        latents = 2 * (model.q_lora_rank + model.kv_lora_rank) * (size + 2)
+        latent_bytes = _norm_bytes(setup, trained=not setup.adapters) + (0 if setup.adapters else size)
+        latents = (model.q_lora_rank + model.kv_lora_rank) * latent_bytes
         saved = size * (2 * model.q_dim + model.v_dim + out_dim + joined) + latents
     else:
         expanded = _expands_keys(setup)
@@ -168,7 +215,31 @@ def _attention(setup: Setup, code: implementations.Implementation, size: int) ->
     capped = model.family in SOFT_CAPPED and code.kept_scores
     if setup.attention == "math" or capped or (model.family in EAGER_ALONE and code.kept_scores):
         # the fp32 softmax of the scores and its 16-bit copy for each pair of positions; the cap's tanh
-        saved += model.heads * setup.seq_len * (size + 4 + (size if capped else 0))
+        softmax = size if model.family in HALF_SOFTMAX else 4
+        saved += model.heads * setup.seq_len * (size + softmax + (size if capped else 0))
+    return saved / setup.tensor
+
+
+def _compressed_attention(setup: Setup, size: int) -> float:
+    """Return the mean bytes per token that compressed attention saves, in transformers' own code (5.23).
+
+    Queries before and after their norm and rotation; the keys of the window's and the compressed tokens,
+    repeated for all heads, once as keys and once as values; the softmax of all scores. For each token that is
+    compressed, its value and its weight in fp32 and in the compute type. If weights are trained, also the
+    inputs of the second query projection and of both output projections.
+    """
+    model = setup.model
+    trained = not setup.adapters
+    fp32_copy = 4 if size < 4 else 0
+    added = model.compressed_tokens
+    norm = _norm_bytes(setup, trained=trained)
+    saved = model.q_dim * (2 * size + fp32_copy + 2 * size * (1 + added))
+    saved += model.heads * size * (setup.seq_len * (1 + added) + 1)
+    saved += norm * (model.q_lora_rank + model.head_dim * (1 + added))
+    elements = model.head_dim * (2 * model.index_layers + model.heavy_layers) / model.layers
+    saved += elements * (2 * size + fp32_copy)
+    if trained:
+        saved += size * (model.q_lora_rank + model.attention_out_dim + model.o_groups * model.o_lora_rank)
     return saved / setup.tensor
 
 
@@ -184,12 +255,13 @@ def _mean_mlp(setup: Setup, dense: float) -> float:
     dense_width = (model.dense_ffn or model.ffn) if model.experts else model.mean_ffn
     saved = dense * _mlp(setup, dense_width)
     if model.experts:
-        routed = model.experts_per_token
-        size = computing(setup)
+        routed = model.experts if model.family in ALL_EXPERTS else model.experts_per_token
+        size = compute_size(setup)
         experts = _mlp(setup, routed * model.ffn)
         # each expert's input, if its weights need it, and its result before weighting
         trained = not setup.adapters or setup.copies_experts
-        trained |= not setup.prompts and bool(_IN_MLP & set(setup.lora_targets))
+        # the loop's adapters with these names are on shared experts
+        trained |= not (setup.prompts or setup.runs_loop) and bool(_IN_MLP & set(setup.lora_targets))
         inputs = (2 if trained else 1) * routed * model.hidden * size
         routing = 8 * model.experts  # router's logits and their softmax
         if model.router_scales:  # its norm's fp32 input, its result and the scaled one
@@ -206,7 +278,7 @@ def _mlp(setup: Setup, width: int) -> float:
     trained or has an adapter. Otherwise: input and result of the activation (4f). A quantized base with fp32
     norms computes its MLP in fp32 (bitsandbytes' Linear4bit returns its input's type).
     """
-    size = computing(setup)
+    size = compute_size(setup)
     last = size if not setup.adapters else 0
     saved = (3 * size if setup.model.gated_mlp else size) * width
     saved += implementations.of(setup).activation_copies * size * width
@@ -223,7 +295,7 @@ def _compiled(setup: Setup, dense: float) -> float:
         widths += (
             model.expert_layers / model.layers * (model.experts_per_token * model.ffn + model.shared_ffn)
         )
-    double = computing(setup) // 2
+    double = compute_size(setup) // 2
     saved = COMPILED_HIDDEN * model.hidden / (setup.tensor if setup.sequence_parallel else 1)
     if setup.tensor > 1 and _gathered(setup) == 1:
         saved += 4 * model.hidden * (1 - 1 / setup.tensor)  # inputs of both products stay gathered
@@ -243,9 +315,9 @@ def _adapter_inputs(setup: Setup) -> float:
     (peft/tuners/lora/dora.py).
     """
     model, code = setup.model, implementations.of(setup)
-    shapes, size = shape_of(model).linear_shapes, computing(setup)
+    shapes, size = shape_of(model).linear_shapes, compute_size(setup)
     cast = code.adapter_bytes if setup.precision != "fp32" else 0
-    groups = _joined(model) if code.family_code else {}
+    groups = _fused_names(model) if code.family_code else {}
     all_of_qkv = {"q_proj", "k_proj", "v_proj"} <= set(setup.lora_targets)
     saved_inputs: set[str] = set()
     matrices: set[str] = set()
@@ -273,9 +345,10 @@ def _adapter_inputs(setup: Setup) -> float:
         result_bytes = 4 * size * out_features if setup.method == "dora" else 0
         if setup.engine == "litgpt" and source == "norm1" and not all_of_qkv:
             result_bytes += size * out_features  # result before concatenation with the others
-        saved += _adapted(setup, target) * (
-            input_bytes * in_features + result_bytes + (cast or size) * setup.lora_rank
-        )
+        share, count = _block_share(model, target), _adapted(setup, target)
+        inputs = count if cast else min(count, 1)  # compressors read what attention saves
+        saved += share * inputs * input_bytes * in_features
+        saved += share * count * (result_bytes + (cast or size) * setup.lora_rank)
     return saved / setup.tensor
 
 
@@ -286,7 +359,7 @@ def _prompt_attention(setup: Setup) -> float:
     (litgpt/adapter.py). The loop's v2 and PEFT's v1 save the fp32 probabilities before and after the gate;
     PEFT also computes the queries a second time (peft/tuners/adaption_prompt/layer.py).
     """
-    model, size = setup.model, computing(setup)
+    model, size = setup.model, compute_size(setup)
     if setup.engine == "litgpt":
         saved = float(size * model.attention_out_dim + 4 * model.heads)
     else:
@@ -306,10 +379,10 @@ def _rescaled_outputs(setup: Setup) -> float:
     model = setup.model
     shapes = shape_of(model).linear_shapes
     outputs = sum(out_features * _adapted(setup, name) for name, (out_features, _) in shapes.items())
-    return computing(setup) * outputs / setup.tensor
+    return compute_size(setup) * outputs / setup.tensor
 
 
-def _joined(model: ModelSpec) -> dict[str, str]:
+def _fused_names(model: ModelSpec) -> dict[str, str]:
     """Map generic names of linear layers to the fused matrix of the family's code."""
     linears = family_of(model.family).linears
     return {
@@ -327,27 +400,43 @@ _SOURCE = {
     "v_proj": "norm1",
     "q_a_proj": "norm1",
     "kv_a_proj_with_mqa": "norm1",
+    "kv_proj": "norm1",
     "o_proj": "attention",
     "gate_proj": "norm2",
     "up_proj": "norm2",
     "down_proj": "product",
+    **dict.fromkeys(("in_proj", "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"), "recurrence input"),
+    "conv_in_proj": "recurrence input",
+    "out_proj": "attention",  # RECURRENT_BYTES and the short convolution's bytes include its input
+    "conv_out_proj": "attention",
 }
 
 
 _IN_MLP = frozenset(("gate_proj", "up_proj", "down_proj"))
+_IN_COMPRESSORS = frozenset(("kv_proj", "gate_proj"))
 
 
-def _adapted(setup: Setup, target: str) -> int:
-    """Count the adapters of a block that process each token, on one kind of linear layer.
+def _block_share(model: ModelSpec, target: str) -> float:
+    """Return the share of blocks that have a linear layer of this name."""
+    if target in _IN_MLP:
+        return model.mlp_blocks / model.layers
+    recurrent = target in recurrent_shapes(model)
+    return (model.recurrent_layers if recurrent else model.attention_layers) / model.layers
 
-    Fused expert tensors of the loop have no adapters; with shared or dense MLPs, every block counts as one.
+
+def _adapted(setup: Setup, target: str) -> float:
+    """Count the adapters of a block that process each token, on one kind of linear layer; the mean.
+
+    Compressors of attention have linear layers of the same names. Fused expert tensors of the loop have no
+    adapters; with shared or dense MLPs, every block counts as one.
     """
     model = setup.model
+    compressors = model.compressed_layers / model.layers if target in _IN_COMPRESSORS else 0
     if not model.experts or target not in _IN_MLP:
-        return 1
+        return 1 + compressors
     if setup.runs_loop:
-        return 1 if model.shared_ffn or model.dense_layers else 0
-    return model.experts_per_token
+        return (1 if model.shared_ffn or model.dense_layers else 0) + compressors
+    return model.experts_per_token + compressors
 
 
 def _input_widths(model: ModelSpec) -> int:
@@ -359,7 +448,8 @@ def boundary_bytes(setup: Setup) -> float:
     """Return the bytes per token of one block's input, the only tensor that full checkpointing saves."""
     sequence = setup.tensor if setup.sequence_parallel else 1
     is_fp32 = setup.precision.endswith("autocast") or setup.upcast_frozen
-    return (4 if is_fp32 else computing(setup)) * setup.model.hidden / sequence
+    streams = max(setup.model.residual_streams, 1)
+    return (4 if is_fp32 else compute_size(setup)) * streams * setup.model.hidden / sequence
 
 
 def selective_bytes(setup: Setup) -> float:
@@ -369,7 +459,7 @@ def selective_bytes(setup: Setup) -> float:
     (torchtitan/distributed/activation_checkpoint.py). With tensor parallel also both reduce-scatters'
     results; down's is a partial sum over the whole sequence.
     """
-    model, size = setup.model, computing(setup)
+    model, size = setup.model, compute_size(setup)
     width = model.ffn
     if model.experts:
         width = model.experts_per_token * model.ffn + model.shared_ffn
@@ -386,15 +476,16 @@ def backward_bytes(setup: Setup) -> float:
     Two tensors of the MLP's width and two of the hidden size; tensor parallelism divides the latter only
     once they are reduced.
     """
-    model, size = setup.model, computing(setup)
+    model, size = setup.model, compute_size(setup)
     width = max(model.ffn * max(model.experts_per_token, 1), model.q_dim)
     return 2 * size * width / setup.tensor + 2 * size * model.hidden / _gathered(setup)
 
 
-def last_bytes(setup: Setup) -> float:
+def head_input_bytes(setup: Setup) -> float:
     """Return the bytes per token that the last norm and the output head save."""
-    model, size = setup.model, computing(setup)
+    model, size = setup.model, compute_size(setup)
     sequence = setup.tensor if setup.sequence_parallel else 1
     head_input = model.hidden * size * (1 if not setup.adapters else 0)
     norm = _norm_bytes(setup, trained=setup.trains_norms)
-    return (model.hidden * (norm + size)) / sequence + head_input
+    joined = _joined_streams(setup, size)
+    return (model.hidden * (norm + size) + joined) / sequence + head_input

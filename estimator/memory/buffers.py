@@ -10,15 +10,15 @@ from estimator.memory.states import (
     NF4_SCALE_BYTES,
     NF4_WEIGHT_BYTES,
     base_bytes,
-    computing,
+    compute_size,
     divides_scales,
     divisor,
-    flat,
     fsdp1,
     gradient_size,
+    has_flat_gradients,
     offloads_states,
+    process_share,
     share,
-    shared,
     state_bytes,
     trained_parameters,
 )
@@ -71,7 +71,7 @@ def buffers(setup: Setup, part: Part) -> Buffers:
     trained = trained_parameters(setup, part)
     if SHARDINGS[setup.sharding].fsdp and setup.shard > 1:
         return _fsdp(setup, part, trained)
-    if setup.sharded_alone:
+    if setup.fsdp_in_one_process:
         return _fsdp_in_one_process(setup, part, trained)
     if setup.engine == "megatron" and setup.sharding in ("zero1", "ddp"):
         return NONE  # gradients are in the buckets already
@@ -89,9 +89,9 @@ def _fsdp(setup: Setup, part: Part, trained: int) -> Buffers:
     Zhao et al. 2023 (arXiv:2304.11277), section 3.3; torch.distributed.fsdp.fully_shard, which never reshards
     the root. Without resharding, and in a pipeline, all blocks stay gathered (torchtitan, apply_fsdp).
     """
-    code, size = implementations.of(setup), computing(setup)
+    code, size = implementations.of(setup), compute_size(setup)
     block = _block_bytes(setup, part)
-    root = part.own_head if code.root_stays == "head" else part.own_head + part.embedding
+    root = part.untied_head if code.root_stays == "head" else part.untied_head + part.embedding
     if code.root_stays == "head" and setup.model.tied_embeddings:
         root = max(part.embedding, part.head)
     stays_gathered = setup.sharding == "shard_grad_op" or setup.pipeline > 1
@@ -101,7 +101,7 @@ def _fsdp(setup: Setup, part: Part, trained: int) -> Buffers:
         gathered += int(code.kept_unsharded * part.parameters)
     at_loss = 0 if code.root_stays == "backward" and not stays_gathered else gathered
     reduce_size = gradient_size(setup)
-    if flat(setup):
+    if has_flat_gradients(setup):
         block_gradients = size * part.block
         reduced = 0 if setup.accumulation > 1 else 2 * block_gradients
         return Buffers(at_loss, gathered, gathered + block_gradients, reduced, 0, reduced)
@@ -116,7 +116,7 @@ def _fsdp(setup: Setup, part: Part, trained: int) -> Buffers:
             else gathered
         )
         return Buffers(at_loss, fetched, gathered + size * inner, reduced, 0, reduced, forward=starting)
-    head = reduce_size * part.own_head
+    head = reduce_size * part.untied_head
     embedding = size * part.embedding
     reduced_total = max(2 * reduce_size * part.block, head)
     if fsdp1(setup) or code.root_stays != "backward":
@@ -141,14 +141,14 @@ def _fsdp_in_one_process(setup: Setup, part: Part, trained: int) -> Buffers:
     _fsdp_collectives.py, foreach_reduce: gradients are copied in the type of the reduction, and then into a
     result of the same size, while the copy of the previous group still exists.
     """
-    size, reduce_size = computing(setup), gradient_size(setup)
-    block, root = _block_bytes(setup, part), size * (part.own_head + part.embedding)
+    size, reduce_size = compute_size(setup), gradient_size(setup)
+    block, root = _block_bytes(setup, part), size * (part.untied_head + part.embedding)
     if setup.adapters:
         reduced = 2 * reduce_size * share(trained, max(part.layers, 1))
         return Buffers(0, root, root + block, reduced, 0, reduced, forward=root + block)
     reduced = reduce_size * part.block
     first = size * min(shape_of(setup.model).largest_linear, part.block)
-    root_gradients = reduce_size * (part.own_head + part.embedding)
+    root_gradients = reduce_size * (part.untied_head + part.embedding)
     # The root's 16-bit gradients next to its weights; then the weights are freed and both copies exist
     last = max(root, 2 * root_gradients - root - reduced)
     return Buffers(
@@ -165,7 +165,7 @@ def _fsdp_in_one_process(setup: Setup, part: Part, trained: int) -> Buffers:
 
 def _block_bytes(setup: Setup, part: Part) -> int:
     """Return the bytes of one gathered block; quantized weights are gathered without dequantization."""
-    size = computing(setup)
+    size = compute_size(setup)
     if setup.quantization == "none":
         return size * part.block
     scale = NF4_SCALE_BYTES if divides_scales(setup) else 0.0
@@ -180,7 +180,7 @@ def _deepspeed(setup: Setup, stage: int, part: Part) -> Buffers:
     """
     if setup.data_parallel * setup.shard == 1 and not stage:
         return NONE
-    size = computing(setup)
+    size = compute_size(setup)
     bucket = size * min(DEEPSPEED_BUCKET, trained_parameters(setup, part))
     cuda = setup.device == "cuda"
     if stage == 0:
@@ -236,11 +236,11 @@ def _foreach_bytes(setup: Setup, part: Part, trained: int) -> int:
     if setup.optimizer_in_backward or offloads_states(setup):
         return 0
     size = state_bytes(setup)[2] / 2  # of one of the two moments
-    return shared(setup, part, int(trained * size), "optimizer")
+    return process_share(setup, part, int(trained * size), "optimizer")
 
 
 def dequantized_bytes(setup: Setup) -> int:
-    """Return the bytes of the largest quantized matrix in the computing type, unpacked for its product.
+    """Return the bytes of the largest quantized matrix after dequantization to the compute type.
 
     bitsandbytes, MatMul4Bit; launchers/engines/loop/quantized.py, also for int8. 0 if products use quantized
     weights directly.
@@ -250,4 +250,4 @@ def dequantized_bytes(setup: Setup) -> int:
     largest = shape_of(setup.model).largest_linear
     if setup.engine == "litgpt":
         largest = max(largest, setup.model.vocab * setup.model.hidden)
-    return computing(setup) * -(-largest // setup.tensor)
+    return compute_size(setup) * -(-largest // setup.tensor)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from estimator.memory import latents
 from estimator.memory.buffers import Buffers, optimizer_temporary_bytes
 from estimator.memory.shape import Part
-from estimator.memory.states import adapter_size, computing
+from estimator.memory.states import adapter_size, compute_size
 from estimator.models.diffusion import DiffusionSpec
 from estimator.models.unet import Adapters
 from estimator.setup import Setup
@@ -25,7 +25,7 @@ def moments(
     setup: Setup, model: DiffusionSpec, part: Part, gradients: int, communication: Buffers
 ) -> list[dict[str, int]]:
     """Return the live bytes by category, without states, in encoding, loss, backward pass and optimizer."""
-    side, images, size = model.latent_side, setup.micro_batch_size, computing(setup)
+    side, images, size = model.latent_side, setup.micro_batch_size, compute_size(setup)
     adapters = adapters_of(setup)
     recomputed = setup.checkpointing != "none"
     saved = images * model.unet.saved_bytes(

@@ -59,7 +59,7 @@ class Batch:
         return self.prompt_tokens + self.new_tokens
 
 
-def drawn_batch(setup: Setup) -> Batch:
+def grpo_batch(setup: Setup) -> Batch:
     """Return the answers that one process generates in a GRPO step: of all its micro batches, in one batch.
 
     TRL 1.16, trainer/grpo_trainer.py, _prepare_inputs. Prompts have all tokens besides the answer.
@@ -77,8 +77,9 @@ def kv_cache_bytes(model: ModelSpec, sequences: int, tokens: int, *, bytes_each:
     Per sequence, token and block: kv_heads * head_dim keys and as many values; with latent attention (MLA)
     the compressed latents, kv_lora_rank + qk_rope_head_dim numbers (transformers 5.23). Blocks with a sliding
     window (or Llama 4's chunks) keep the tokens of the window; blocks that reuse keys and values (Gemma 4)
-    keep none. A batch that generates has cached all tokens but the last one generated. The allocator holds
-    more: see ``CACHE_HELD``.
+    keep none. Compressed attention (DeepSeek V4) has one tensor of keys and values, of the window's and the
+    compressed tokens. A batch that generates has cached all tokens but the last one generated. The allocator
+    holds more: see ``CACHE_HELD``.
 
     Parameters
     ----------
@@ -88,6 +89,9 @@ def kv_cache_bytes(model: ModelSpec, sequences: int, tokens: int, *, bytes_each:
         Bytes per number: 2 in bf16, 4 in fp32.
     """
     window = min(tokens, model.sliding_window or tokens)
+    if model.compressed_attention:
+        cached = _compressed_cache(model, tokens, window)
+        return sequences * cached * bytes_each
     far_layers, near_layers = model.attention_layers - model.sliding_layers, model.sliding_layers
     if not model.global_head_dim:
         cached = (far_layers * tokens + near_layers * window) * _cached_width(model)
@@ -97,6 +101,17 @@ def kv_cache_bytes(model: ModelSpec, sequences: int, tokens: int, *, bytes_each:
         cached = near_layers * window * 2 * model.kv_heads * model.head_dim
         cached += far_layers * tokens * 2 * model.wide_kv_heads * model.wide_head_dim
     return sequences * cached * bytes_each
+
+
+def _compressed_cache(model: ModelSpec, tokens: int, window: int) -> int:
+    """Count the numbers that compressed attention caches per sequence; an indexer has its own keys."""
+    cached = model.layers * window * model.head_dim
+    if model.index_layers:
+        width = model.head_dim + model.index_head_dim
+        cached += model.index_layers * (tokens // model.compress_rate) * width
+    if model.heavy_layers:
+        cached += model.heavy_layers * (tokens // model.heavy_compress_rate) * model.head_dim
+    return cached
 
 
 def live_bytes(
@@ -199,6 +214,8 @@ def _cached_width(model: ModelSpec) -> int:
     """Count the numbers that the cache holds per token and block."""
     if model.latent_attention:
         return model.kv_lora_rank + model.qk_rope_head_dim
+    if model.compressed_attention:
+        return model.head_dim
     return model.kv_dim + model.v_dim
 
 

@@ -24,15 +24,15 @@ class Implementation:
     engine: str
     version: str  # "": current
     norm_input: int  # saved input of RMSNorm: 4: an fp32 copy, 2: the 16-bit input itself
-    norm_output: int  # its result before the weight, saved for a trained weight only
-    norm_output_fp32: int  # the same with fp32 compute
+    norm_output: int  # saved result of RMSNorm before the weight, for a trained weight only
+    norm_output_fp32: int  # ``norm_output`` with fp32 compute
     expand_kv: str  # keys and values repeated for all query heads: "always", "padded" (with a mask), "never"
     joined_qkv: bool  # q, k and v are views of one projection, which v keeps alive
     result_copied: bool  # attention's result is ordered by head and copied for the output projection
     lora_dropout: bool  # dropout on adapter inputs: saves a mask and a copy for each
     adapter_bytes: int  # of an adapter's weight and input; 0: those of the compute type
     plain_loss: int  # peak bytes per logit of cross-entropy over all logits
-    kernel_loss: int  # the same with one in-place kernel on 16-bit logits
+    kernel_loss: int  # peak bytes per logit with one in-place kernel on 16-bit logits
     whole_logits: bool  # tensor parallel gathers the logits on each process
     root_stays: str  # parameters that FSDP keeps gathered: "all" outside blocks, "head", all in "backward"
     flat_gradients: bool  # FSDP1's flat parameters: frozen weights next to trained ones also have gradients

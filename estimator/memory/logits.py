@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from estimator.memory import implementations
 from estimator.memory.shape import Part
-from estimator.memory.states import computing
+from estimator.memory.states import compute_size
 from estimator.setup import Setup
 from estimator.vocabulary import TASKS
 
@@ -27,8 +27,8 @@ class Logits:
     """Bytes of logits and loss in one process, for one micro batch."""
 
     peak: int
-    summed: int = 0  # live while the head's gradients of two chunks are added
-    head_gradient: int = 0  # of the head at that time: three copies
+    summed: int = 0  # live logits while the gradients of the head of two chunks are added
+    head_gradient: int = 0  # three copies of the gradient of the head, at the same time
     held: int = 0  # still live in the backward pass of the blocks
     unfitting: int = 0  # additionally reserved, as a freed block is too small for the next tensor
 
@@ -36,31 +36,33 @@ class Logits:
 def loss_bytes(setup: Setup, part: Part, tokens: int) -> Logits:
     """Return the bytes of logits, cross-entropy and their gradients for the tokens of one micro batch.
 
-    plain: the fp32 logits' log-softmax, its gradient from the loss and the gradient that it passes on,
-    12 B a logit; 2 more where the caller still holds the 16-bit logits (``data/implementations.csv``). Those
-    2 B per logit cannot be reused for a 4 B copy when freed, so the allocator reserves both.
-    litgpt with adapters: Lightning turns the logits to fp32 while the last step's are still referenced: 4 +
-    2 + 4. A quantized head is dequantized for each piece of the logits, before they are turned.
-    chunked (torchtune): the logits and the fp32 log-softmax of every chunk stay, one chunk has an fp32 copy
-    more: 6 + 4 / chunks. Compiled: 2 + 2 / chunks (torchtune), or 4 (torchtitan compiles the whole loss).
-    When the head's gradients of the first two chunks are added up, there are three of it and the other
-    chunks' logits.
-    Divided over the vocabulary by torch's loss_parallel: four fp32 tensors of a process's share.
-    kernel: one kernel on the 16-bit logits, which puts the gradient in their place (flash-attn,
-    losses/cross_entropy.py, inplace_backward; Unsloth's Triton kernel): logits and gradient, 4 B. Under the
-    Trainer their shifted copy, which the gradient replaces, and accelerate's fp32 copy of what the model
-    returns (utils/operations.py, ConvertOutputsToFp32): 8 B; in loops without accelerate 6 B.
-    LLaMA-Adapter v2 keeps what the head's scale is trained on; behind it the logits, their gradient, that
-    before the scale, and the product whose sum is the scale's own are alive.
-    recomputed (launchers/dataset/batches.py): logits, 12 B for each logit of one piece and the
-    gradients of the others; or logits, their gradient in pieces and joined. liger: one piece of the logits,
-    which their gradient replaces, the hidden states' gradient and the head's (Liger-Kernel 0.8.5,
-    ops/fused_linear_cross_entropy.py). fused: pieces of the logits, and
-    the head's gradient in fp32 (Liger-Kernel, ops/fused_linear_cross_entropy.py: about T h / V tokens each).
-    liger with preferences (launchers/engines/loop/head.py): the hidden states' gradient and the head's; one
-    piece of the logits with 12 B a logit more, or with the head's gradient of that piece.
+    Bytes per logit with 16-bit compute, by kind of loss:
+
+    - plain: 12 for three fp32 tensors: the log-softmax, its gradient, and the gradient of the logits. Also 2
+      for the 16-bit logits: still referenced by the caller (``data/implementations.csv``), or freed in a
+      block too small for a 4-byte copy, so that the allocator reserves both. With torch's loss_parallel,
+      four fp32 tensors of the process's share of the vocabulary.
+    - litgpt with adapters: 4 + 2 + 4, as Lightning casts the logits to fp32 while those of the last step are
+      still referenced. A quantized head is dequantized for each chunk of the logits, before the cast.
+    - chunked (torchtune): 6 + 4 / chunks: logits and fp32 log-softmax of every chunk, and one more fp32 copy
+      of one chunk. Compiled: 2 + 2 / chunks (torchtune), or 4 (torchtitan compiles the complete loss). While
+      the gradients of the head from the first two chunks are added, three copies of that gradient and the
+      logits of the other chunks are live.
+    - kernel: 4 for logits and gradient, as the kernel overwrites the 16-bit logits by the gradient
+      (flash-attn, losses/cross_entropy.py, inplace_backward; Unsloth's Triton kernel). With the Trainer 8:
+      also the shifted copy of the logits and accelerate's fp32 copy of the model output
+      (utils/operations.py, ConvertOutputsToFp32). In loops without accelerate 6.
+    - recomputed (launchers/dataset/batches.py): the larger of: the logits, 12 per logit of one chunk and
+      the gradients of the other chunks; the logits and their gradient, in chunks and concatenated.
+      LLaMA-Adapter v2 also keeps the inputs of the head's trained scale, the gradient before the scale, and
+      the product that is summed to the gradient of the scale.
+    - fused: chunks of the logits, and the fp32 gradient of the head (Liger-Kernel,
+      ops/fused_linear_cross_entropy.py: about T h / V tokens each).
+    - fused, version liger (Liger-Kernel 0.8.5): one chunk of the logits, overwritten by its gradient, and
+      the gradients of hidden states and head. With preferences (launchers/engines/loop/head.py): both
+      gradients, and one chunk of the logits with 12 more per logit, or with the chunk's gradient of the head.
     """
-    model, size = setup.model, computing(setup)
+    model, size = setup.model, compute_size(setup)
     if not part.head or not part.last:
         return Logits(0)
     code = implementations.of(setup)
@@ -75,9 +77,8 @@ def loss_bytes(setup: Setup, part: Part, tokens: int) -> Logits:
     if setup.loss == "fused" and setup.engine_version == "liger":
         pieces = -(-model.vocab // model.hidden)
         chunk = min(tokens, 1 << (-(-tokens // pieces) - 1).bit_length())  # the next power of two
-        head_gradient = (
-            head if size == 4 else 0
-        )  # a piece's part of the head's gradient; in 16 bits added in place
+        # A chunk's contribution to the gradient of the head; added in place in 16 bits
+        head_gradient = head if size == 4 else 0
         return Logits(size * (chunk * model.vocab + tokens * model.hidden + head + head_gradient))
     if setup.loss == "fused":
         chunk = max(1, tokens * model.hidden // model.vocab)
@@ -88,7 +89,7 @@ def loss_bytes(setup: Setup, part: Part, tokens: int) -> Logits:
             return Logits(max(3 * size * elements + (12 - size) * chunk, 5 * size * elements))
         return Logits(max(2 * size * elements + (12 - size) * chunk, 3 * size * elements))
     if setup.engine == "litgpt" and setup.adapters:
-        whole_head = 0 if setup.quantization == "none" else size * part.own_head
+        whole_head = 0 if setup.quantization == "none" else size * part.untied_head
         scaled = size * elements if setup.method == "adapter-v2" else 0
         return Logits(max((8 + size) * elements, (4 + size) * elements + whole_head) + scaled)
     if setup.engine == "litgpt":

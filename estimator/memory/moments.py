@@ -16,23 +16,23 @@ from estimator.memory.activations import (
     backward_bytes,
     block_bytes,
     boundary_bytes,
-    last_bytes,
+    head_input_bytes,
     selective_bytes,
 )
 from estimator.memory.buffers import buffers, cached_bytes, dequantized_bytes, optimizer_temporary_bytes
-from estimator.memory.generation import ACTIVATIONS, CACHE, CACHE_HELD, LOGITS, drawn_batch, live_bytes
+from estimator.memory.generation import ACTIVATIONS, CACHE, CACHE_HELD, LOGITS, grpo_batch, live_bytes
 from estimator.memory.logits import Logits, loss_bytes
 from estimator.memory.residuals import varies
 from estimator.memory.shape import Part, part_of, stages
 from estimator.memory.states import (
-    computing,
+    compute_size,
     divides_scales,
     fsdp1,
     keeps_embedding_gradient,
     late_gradient_bytes,
     loaded_bytes,
+    process_share,
     scale_bytes,
-    shared,
     states,
 )
 from estimator.models import DiffusionSpec
@@ -95,7 +95,7 @@ class Peak:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """Live bytes at one moment, without the states; ``other_streams``: of them, on other CUDA streams."""
+    """Live bytes at one moment, without the states; ``other_streams``: those on other CUDA streams."""
 
     parts: dict[str, int]
     other_streams: int = 0
@@ -114,7 +114,7 @@ class Moment:
         """
         return max(streams - self.total, 0)
 
-    def weighed(self, weight: float, streams: int) -> tuple[float, int]:
+    def weighted(self, weight: float, streams: int) -> tuple[float, int]:
         """Return (live bytes plus reserved ones if ``streams`` is not 0, live bytes).
 
         ``weight``: factor for all live bytes except gradients.
@@ -148,14 +148,14 @@ class StageMoments:
     streams: int  # sum of the peaks of the streams
     unfitting: int  # reserved in addition, as freed blocks do not fit later tensors
     cached: int = 0  # cached bytes of earlier moments, partly reused: added in quadrature
-    cached_by_lengths: int = 0  # of batches of other lengths; the optimizer's step can reuse all of it
+    cached_by_lengths: int = 0  # left by batches of other lengths; reusable by the optimizer step
 
     def peak(self, weight: float, held: bool) -> Peak:
         """Return the largest moment, as :func:`peak` weighs it."""
         streams = self.streams * held
 
         def reserved(moment: Moment) -> tuple[float, int]:
-            alive, total = moment.weighed(weight, streams)
+            alive, total = moment.weighted(weight, streams)
             return alive + self._length_cache(moment) * held, total
 
         largest = max(self.moments, key=reserved)
@@ -215,7 +215,9 @@ def _unet_moments(
         constant[diffusion.AVERAGE] = diffusion.average_bytes(setup)
     if model.trains_texts and not model.loads_encoders:
         encoder_parameters = sum(encoder.parameters for encoder in model.texts)
-        constant[diffusion.TEXTS] = shared(setup, part, encoder_parameters * computing(setup), "weights")
+        constant[diffusion.TEXTS] = process_share(
+            setup, part, encoder_parameters * compute_size(setup), "weights"
+        )
     if model.loads_encoders:
         constant[diffusion.ENCODERS] = latents.network_bytes(model, on_gpu=setup.device == "cuda")
     categories = diffusion.moments(setup, model, part, gradients, buffers(setup, part))
@@ -239,12 +241,12 @@ def _moments(
     tokens = setup.tokens
     communication = buffers(setup, part)
     saved, block, boundary = _activations(setup, part, block_per_token)
-    last = int(tokens * last_bytes(setup)) if part.last else 0
+    last = _last_saved(setup, part)
     held_gradients = _held_gradients(setup, gradients)
     head = _head_gradient(setup, part)
     late = late_gradient_bytes(setup, part)
     dequantized = dequantized_bytes(setup)
-    streams = (setup.shard > 1 or setup.sharded_alone) and setup.device == "cuda"
+    streams = (setup.shard > 1 or setup.fsdp_in_one_process) and setup.device == "cuda"
     early = held_gradients if setup.optimizer_in_backward else max(held_gradients, min(head, gradients))
     in_backward = block if checkpointed(setup) else int(tokens * backward_bytes(setup))
     return [
@@ -314,6 +316,18 @@ def _moments(
     ]
 
 
+def saved_bytes(setup: Setup) -> int:
+    """Return the activations that are live when the loss is computed, in the last pipeline stage."""
+    part = part_of(setup, stages(setup)[-1])
+    saved, _, _ = _activations(setup, part, block_bytes(setup))
+    return saved + _last_saved(setup, part) + stale_bytes(setup, part)
+
+
+def _last_saved(setup: Setup, part: Part) -> int:
+    """Return the bytes that the last norm and the output head save."""
+    return int(setup.tokens * head_input_bytes(setup)) if part.last else 0
+
+
 def _unfreed_gradients(setup: Setup, saved: int) -> int:
     """Return the bytes of gradients of block outputs that FSDP1 frees late if weights are frozen.
 
@@ -332,7 +346,7 @@ def _answer_generation(setup: Setup) -> list[Moment]:
     """
     if not setup.answer_len:
         return []
-    live = live_bytes(setup.model, drawn_batch(setup), bytes_each=computing(setup))
+    live = live_bytes(setup.model, grpo_batch(setup), bytes_each=compute_size(setup))
     cache_copies = CACHE_HELD if setup.device == "cuda" else 1
     return [
         Moment(
@@ -382,7 +396,7 @@ def _copied_experts(setup: Setup, part: Part) -> int:
     """
     if not setup.copies_experts:
         return 0
-    return computing(setup) * part.experts // max(part.layers - setup.model.dense_layers, 1)
+    return compute_size(setup) * part.experts // max(part.layers - setup.model.dense_layers, 1)
 
 
 def _cast_weights(setup: Setup, part: Part) -> int:
@@ -392,7 +406,7 @@ def _cast_weights(setup: Setup, part: Part) -> int:
     """
     if not setup.precision.endswith("autocast") or setup.quantization != "none":
         return 0
-    return 2 * (part.block_linear if checkpointed(setup) else part.blocks_linear + part.own_head)
+    return 2 * (part.block_linear if checkpointed(setup) else part.blocks_linear + part.untied_head)
 
 
 def checkpointed(setup: Setup) -> bool:
@@ -461,7 +475,7 @@ def _held_gradients(setup: Setup, gradients: int) -> int:
     if setup.engine != "litgpt":
         return 0
     if keeps_embedding_gradient(setup):
-        return min(gradients, setup.model.vocab * setup.model.hidden * computing(setup))
+        return min(gradients, setup.model.vocab * setup.model.hidden * compute_size(setup))
     return gradients  # litgpt accumulates up to 16 sequences (finetune/full.py, TrainArgs.global_batch_size)
 
 
@@ -469,7 +483,7 @@ def _head_gradient(setup: Setup, part: Part) -> int:
     """Return the bytes of the unsharded gradient of the head, the first one of the backward pass."""
     if setup.adapters and "lm_head" not in setup.trained_modules:
         return 0
-    return part.head * computing(setup)
+    return part.head * compute_size(setup)
 
 
 def _kept_outputs(setup: Setup, part: Part, tokens: int) -> int:
@@ -479,7 +493,7 @@ def _kept_outputs(setup: Setup, part: Part, tokens: int) -> int:
     """
     if setup.pipeline == 1 or not part.last or setup.engine == "megatron" or setup.schedule == "split":
         return 0
-    return setup.accumulation * tokens * -(-setup.model.vocab // setup.tensor) * computing(setup)
+    return setup.accumulation * tokens * -(-setup.model.vocab // setup.tensor) * compute_size(setup)
 
 
 def stale_bytes(setup: Setup, part: Part) -> int:
@@ -493,6 +507,6 @@ def stale_bytes(setup: Setup, part: Part) -> int:
         return 0
     model, layers = setup.model, part.layers - setup.idle_blocks
     # the inputs of attention, of its output projection, of the MLP and of its last product
-    inputs = (2 * model.hidden + model.attention_out_dim + model.ffn) * computing(setup)
+    inputs = (2 * model.hidden + model.attention_out_dim + model.ffn) * compute_size(setup)
     last_step = 0 if setup.longest_once else LENGTH_BEFORE_THE_LONGEST * inputs
     return int(setup.tokens * layers * (inputs + last_step))

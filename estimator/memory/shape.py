@@ -1,4 +1,4 @@
-"""A model's sizes as one process holds them: counts of parameters by the part of the model they belong to."""
+"""Parameter counts of one process, by part of the model."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Shape:
     layers: int
     dense_layers: int  # blocks with an MLP and no experts
     bare_layers: int  # blocks without an MLP
-    attention: int  # one block's attention and norms
-    attention_linear: int  # of it, in linear layers
+    attention: int  # attention and norms of one block
+    attention_linear: int  # linear layers of ``attention``
     shared_mlp: int  # a block's shared experts and router
     shared_mlp_linear: int
     mlp: int  # the MLP of one dense block, with biases
@@ -134,11 +134,11 @@ class Part:
     block_linear: int
     blocks: int  # all blocks of the stage
     blocks_linear: int
-    experts: int  # of ``blocks``, in experts
+    experts: int  # part of ``blocks`` in experts
     expert_ways: int  # processes over which data parallel sharding can divide this rank's experts
     embedding: int
     head: int  # the output head's weights, tied or not
-    own_head: int  # the same if they are a separate matrix on this stage, otherwise 0
+    untied_head: int  # ``head`` if it is a separate matrix on this stage, otherwise 0
     norm: int
     first: bool
     last: bool
@@ -146,7 +146,7 @@ class Part:
     @property
     def parameters(self) -> int:
         """All parameters of the part."""
-        return self.blocks + self.embedding + self.own_head + self.norm
+        return self.blocks + self.embedding + self.untied_head + self.norm
 
 
 def stages(setup: Setup) -> tuple[str, ...]:
@@ -195,7 +195,7 @@ def part_of(setup: Setup, stage: str) -> Part:
         expert_ways=max(setup.shard * t // expert_share, 1),
         embedding=-(-shape.embedding // t) if first else 0,
         head=-(-setup.model.vocab * setup.model.hidden // t) if has_head else 0,
-        own_head=-(-head_weights // t) if has_head else 0,
+        untied_head=-(-head_weights // t) if has_head else 0,
         norm=shape.norm if last else 0,
         first=first,
         last=last,

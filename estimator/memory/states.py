@@ -40,11 +40,11 @@ def states(setup: Setup, stage: str | None = None) -> dict[str, int]:
     weight, master, moments = state_bytes(setup)
     trained = trained_parameters(setup, part)
     result = {"weights": 0, "master weights": 0, "reference model": 0, "reward model": 0, "adapters": 0}
-    result["reward model"] = setup.answers.reward_parameters * computing(setup)  # whole in each process
+    result["reward model"] = setup.answers.reward_parameters * compute_size(setup)  # whole in each process
     base = base_bytes(setup, part, weight)
     if not offloads_weights(setup):
         is_undivided = setup.undivided_base and setup.zero_stage == 3
-        result["weights"] = base if is_undivided else shared(setup, part, base, "weights")
+        result["weights"] = base if is_undivided else process_share(setup, part, base, "weights")
         if not divides_scales(setup):
             result["weights"] += scale_bytes(setup, part)
         copies = COPY_BYTES * trained if setup.copies_weights else 0
@@ -53,14 +53,14 @@ def states(setup: Setup, stage: str | None = None) -> dict[str, int]:
         else:
             result["weights"] += copies
         if setup.reference == "copy":
-            copy = part.parameters * computing(setup)
-            result["reference model"] = shared(setup, part, copy, "weights")
+            copy = part.parameters * compute_size(setup)
+            result["reference model"] = process_share(setup, part, copy, "weights")
     result["gradients"] = 0 if offloads_gradients(setup) else gradient_bytes(setup, part)
     if part.first:
         result[VISION] = _vision_bytes(setup, part)
     if not offloads_states(setup):
-        result["master weights"] = shared(setup, part, trained * master, "optimizer")
-        result["optimizer"] = shared(setup, part, int(trained * moments), "optimizer")
+        result["master weights"] = process_share(setup, part, trained * master, "optimizer")
+        result["optimizer"] = process_share(setup, part, int(trained * moments), "optimizer")
     else:
         result["optimizer"] = 0
     return result
@@ -72,10 +72,10 @@ def _vision_bytes(setup: Setup, part: Part) -> int:
     trained = vision.trained_parameters(setup)
     frozen = vision.parameters(setup) - (0 if setup.adapters else trained)
     weights = frozen * (_frozen_size(setup) if setup.adapters else weight) + trained * weight
-    states_bytes = shared(setup, part, weights, "weights")
-    states_bytes += shared(setup, part, trained * weight, "gradients")
-    states_bytes += shared(setup, part, int(trained * (master + moments)), "optimizer")
-    return states_bytes + vision.activation_bytes(setup, computing(setup))
+    states_bytes = process_share(setup, part, weights, "weights")
+    states_bytes += process_share(setup, part, trained * weight, "gradients")
+    states_bytes += process_share(setup, part, int(trained * (master + moments)), "optimizer")
+    return states_bytes + vision.activation_bytes(setup, compute_size(setup))
 
 
 def loaded_bytes(setup: Setup, part: Part) -> int:
@@ -90,7 +90,7 @@ def loaded_bytes(setup: Setup, part: Part) -> int:
     return base_bytes(setup, part, state_bytes(setup)[0]) + scale_bytes(setup, part)
 
 
-def computing(setup: Setup) -> int:
+def compute_size(setup: Setup) -> int:
     """Return the bytes per element of inputs and results of matrix products (the compute type)."""
     return 4 if setup.precision == "fp32" else 2
 
@@ -109,7 +109,7 @@ def _weight_size(setup: Setup) -> int:
 
 def _frozen_size(setup: Setup) -> int:
     """Return the bytes of one frozen weight; the FSDP2 loop keeps fp32 for adapters only."""
-    return computing(setup) if setup.engine == "fsdp2" else _weight_size(setup)
+    return compute_size(setup) if setup.engine == "fsdp2" else _weight_size(setup)
 
 
 def state_bytes(setup: Setup) -> tuple[int, int, float]:
@@ -181,7 +181,7 @@ def packed_bytes(setup: Setup, part: Part) -> int:
 
 def _quantized(setup: Setup, part: Part) -> int:
     """Count the weights of a part that are quantized; Lightning's plugin replaces every linear layer."""
-    return part.blocks_linear + (part.own_head if setup.engine == "litgpt" else 0)
+    return part.blocks_linear + (part.untied_head if setup.engine == "litgpt" else 0)
 
 
 def scale_bytes(setup: Setup, part: Part) -> int:
@@ -225,13 +225,15 @@ def gradient_bytes(setup: Setup, part: Part) -> int:
     trained = trained_parameters(setup, part)
     if setup.optimizer_in_backward:
         return 0
-    if flat(setup):
+    if has_flat_gradients(setup):
         flat_elements = part.blocks if setup.adapters else part.parameters
         return flat_elements * size if setup.accumulation > 1 else share(flat_elements * size, setup.shard)
-    total = shared(setup, part, trained * size, "gradients") + partial_gradient_bytes(setup, part)
+    total = process_share(setup, part, trained * size, "gradients") + unreduced_embedding_gradient_bytes(
+        setup, part
+    )
     if keeps_embedding_gradient(setup):
         total += part.embedding * size
-    if unreduced(setup):
+    if accumulates_unreduced(setup):
         total += 4 * trained
     return total
 
@@ -254,18 +256,18 @@ def late_gradient_bytes(setup: Setup, part: Part) -> int:
         return 0
     size = gradient_size(setup)
     matrix = min(shape_of(setup.model).largest_linear // setup.tensor, part.block)
-    late = shared(setup, part, (part.block - matrix) * size, "gradients")
+    late = process_share(setup, part, (part.block - matrix) * size, "gradients")
     if setup.model.tied_embeddings:
         return late
-    embedding = shared(setup, part, part.embedding * size, "gradients")
-    return late + embedding + partial_gradient_bytes(setup, part)
+    embedding = process_share(setup, part, part.embedding * size, "gradients")
+    return late + embedding + unreduced_embedding_gradient_bytes(setup, part)
 
 
-def partial_gradient_bytes(setup: Setup, part: Part) -> int:
-    """Return the bytes of the embedding's partial gradient beyond a process's rows (torchtune, row-wise).
+def unreduced_embedding_gradient_bytes(setup: Setup, part: Part) -> int:
+    """Return the bytes by which the unreduced gradient of a row-sharded embedding exceeds its shard.
 
-    torchtune, models/llama3/_parallelism.py: DTensor leaves each rank a partial sum of all rows until the
-    optimizer needs it; FSDP reduces it at once.
+    Only torchtune with tensor parallelism (models/llama3/_parallelism.py): DTensor keeps a partial sum for
+    all rows on each rank until the optimizer step. FSDP reduces it at once, so there is none.
     """
     if setup.engine != "torchtune" or setup.tensor == 1 or divisor(setup, "gradients") > 1:
         return 0
@@ -274,13 +276,13 @@ def partial_gradient_bytes(setup: Setup, part: Part) -> int:
     return (setup.tensor - 1) * part.embedding * gradient_size(setup)
 
 
-def unreduced(setup: Setup) -> bool:
+def accumulates_unreduced(setup: Setup) -> bool:
     """Return whether FSDP accumulates unreduced gradients over a pipeline's micro batches."""
     accumulates = setup.pipeline > 1 and setup.accumulation > 1
     return accumulates and SHARDINGS[setup.sharding].fsdp and setup.shard > 1
 
 
-def flat(setup: Setup) -> bool:
+def has_flat_gradients(setup: Setup) -> bool:
     """Return whether FSDP1's flat parameters hold this engine's gradients."""
     return fsdp1(setup) and implementations.of(setup).flat_gradients
 
@@ -307,7 +309,7 @@ def divisor(setup: Setup, state: str) -> int:
     return setup.shard if getattr(SHARDINGS[setup.sharding], state) else 1
 
 
-def shared(setup: Setup, part: Part, total: int, state: str) -> int:
+def process_share(setup: Setup, part: Part, total: int, state: str) -> int:
     """Return one process's share of ``total`` bytes of "weights", "gradients" or "optimizer" of a stage.
 
     The bytes are spread evenly over the stage's weights. Processes that hold different experts only share the
@@ -327,7 +329,7 @@ def offloads_states(setup: Setup) -> bool:
 
 
 def offloads_gradients(setup: Setup) -> bool:
-    """Return whether gradients are offloaded: by DeepSpeed with their states, by FSDP's CPU offload all."""
+    """Return whether gradients are in host memory: DeepSpeed with offloaded states, FSDP "all"."""
     return offloads_states(setup) and (setup.zero_stage is not None or setup.offload == "all")
 
 

@@ -19,6 +19,7 @@ from estimator.errors import UserError
 from estimator.models import diffusion, hf_files, remote_shapes
 from estimator.models.architectures import (
     ATTENTION_PROJECTIONS,
+    COMPRESSED_PROJECTIONS,
     FAMILIES,
     LATENT_PROJECTIONS,
     MLP_PROJECTIONS,
@@ -35,6 +36,7 @@ _log = logging.getLogger(__name__)
 
 __all__ = [
     "ATTENTION_PROJECTIONS",
+    "COMPRESSED_PROJECTIONS",
     "FAMILIES",
     "LATENT_PROJECTIONS",
     "MLP_PROJECTIONS",

@@ -26,6 +26,8 @@ RECURRENT_PROJECTIONS = (
 """Linear layers of the gated delta rule, of short convolutions and of Mamba 2, by transformers' names."""
 LATENT_PROJECTIONS = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj")
 """Linear layers of multi-head latent attention (MLA, arXiv:2405.04434), by transformers' names."""
+COMPRESSED_PROJECTIONS = ("kv_proj", "o_b_proj")
+"""Linear layers of DeepSeek V4's attention besides those of its queries, by transformers' names."""
 
 Norm = Literal["rms", "layer"]
 QkNorm = Literal["", "head", "all"]
@@ -67,9 +69,9 @@ class Family:
         Whether heads * head_dim may differ from the hidden size.
     partial_rotary:
         Whether its code reads ``partial_rotary_factor``, which rotates only a part of each head.
-    sees_packed:
-        Influence of earlier documents of a packed row on a later one, although positions restart, as one
-        clause; blank: none. tests/launchers/engines/loop/test_families.py measures it.
+    packing_leak:
+        Reason why earlier documents of a packed row influence later ones although positions restart, as
+        one clause; blank: they do not. tests/launchers/engines/loop/test_families.py measures it.
     scores_texts:
         Whether transformers has a sequence classification class of the family, as reward models need.
     code_elsewhere:
@@ -108,7 +110,7 @@ class Family:
     router_scales: bool = False
     free_head_dim: bool = True
     partial_rotary: bool = False
-    sees_packed: str = ""
+    packing_leak: str = ""
     code_elsewhere: bool = False
     mlp_names_are_experts: bool = False
     linears: Linears = field(default_factory=dict)
@@ -124,7 +126,7 @@ def family_of(model_type: str) -> Family:
     return FAMILIES.get(model_type, UNTRIED)
 
 
-def own_names(family: str, targets: Iterable[str]) -> tuple[str, ...]:
+def names_in_transformers(family: str, targets: Iterable[str]) -> tuple[str, ...]:
     """Translate names of linear layers to the family's own names in transformers; other names stay."""
     family_names = {
         generic: name
@@ -138,7 +140,7 @@ def own_names(family: str, targets: Iterable[str]) -> tuple[str, ...]:
 _NOT_TRAITS = (
     "free_head_dim",
     "partial_rotary",
-    "sees_packed",
+    "packing_leak",
     "code_elsewhere",
     "mlp_names_are_experts",
     "scores_texts",
@@ -167,7 +169,7 @@ _NO_POSITIONS_IN_MASK = "its mask is made without the positions"
 
 UNTRIED = Family(
     partial_rotary=True,
-    sees_packed="not measured",
+    packing_leak="not measured",
     source="parts of Llama: the specific parts of this family are unknown",
 )
 
@@ -175,7 +177,7 @@ FAMILIES: dict[str, Family] = {  # Hugging Face's `model_type`
     "llama": Family(source=_transformers("llama")),
     "llama4_text": Family(  # its norms of q and k have no weights
         scores_texts=False,
-        sees_packed="its chunks and attention's temperature are counted from the row's first token",
+        packing_leak="its chunks and attention's temperature are counted from the row's first token",
         source=_transformers("llama4"),
     ),
     "mistral": Family(source=_transformers("mistral")),
@@ -237,6 +239,13 @@ FAMILIES: dict[str, Family] = {  # Hugging Face's `model_type`
     "deepseek_v32": Family(
         scores_texts=False, mlp_names_are_experts=True, source=_transformers("deepseek_v32", _NEW)
     ),
+    "deepseek_v4": Family(
+        scores_texts=False,
+        attention_sinks=True,
+        partial_rotary=True,
+        packing_leak="it compresses windows of tokens counted from the row's first token",
+        source=_transformers("deepseek_v4", _NEW),
+    ),
     "glm4_moe_lite": Family(
         scores_texts=False, mlp_names_are_experts=True, source=_transformers("glm4_moe_lite", _NEW)
     ),
@@ -250,7 +259,7 @@ FAMILIES: dict[str, Family] = {  # Hugging Face's `model_type`
         mlp_bias=True,
         attention_sinks=True,
         router_bias=True,
-        sees_packed=_NO_POSITIONS_IN_MASK,
+        packing_leak=_NO_POSITIONS_IN_MASK,
         source=_transformers("gpt_oss"),
     ),
     "granite": Family(scores_texts=False, source=_transformers("granite", _NEW)),
@@ -285,7 +294,7 @@ FAMILIES: dict[str, Family] = {  # Hugging Face's `model_type`
         qk_norm="head",
         shared_expert_gate=True,
         recurrence="gated-delta",
-        sees_packed=_RECURRENT,
+        packing_leak=_RECURRENT,
         gated_attention=True,
         partial_rotary=True,
         mlp_names_are_experts=True,
@@ -298,7 +307,7 @@ FAMILIES: dict[str, Family] = {  # Hugging Face's `model_type`
     "qwen3_5_text": Family(
         qk_norm="head",
         recurrence="gated-delta",
-        sees_packed=_RECURRENT,
+        packing_leak=_RECURRENT,
         gated_attention=True,
         partial_rotary=True,
         source=_transformers("qwen3_5", _NEW),
@@ -308,7 +317,7 @@ FAMILIES: dict[str, Family] = {  # Hugging Face's `model_type`
         qk_norm="head",
         shared_expert_gate=True,
         recurrence="gated-delta",
-        sees_packed=_RECURRENT,
+        packing_leak=_RECURRENT,
         gated_attention=True,
         partial_rotary=True,
         source=_transformers("qwen3_5_moe", _NEW),
@@ -317,7 +326,7 @@ FAMILIES: dict[str, Family] = {  # Hugging Face's `model_type`
         scores_texts=False,
         qk_norm="head",
         recurrence="short-conv",
-        sees_packed=_RECURRENT,
+        packing_leak=_RECURRENT,
         linears={
             "in_proj": (("conv_in_proj",),),
             "out_proj": (("o_proj",), ("conv_out_proj",)),
@@ -332,7 +341,7 @@ FAMILIES: dict[str, Family] = {  # Hugging Face's `model_type`
         norms_per_layer=4,
         qk_norm="head",
         recurrence="short-conv",
-        sees_packed=_RECURRENT,
+        packing_leak=_RECURRENT,
         head_gates=True,
         partial_rotary=True,
         linears={
@@ -350,14 +359,14 @@ FAMILIES: dict[str, Family] = {  # Hugging Face's `model_type`
         gated_mlp=False,
         hidden_act="relu2",
         recurrence="mamba2",
-        sees_packed=_RECURRENT,
+        packing_leak=_RECURRENT,
         one_part_blocks=True,
         source=_transformers("nemotron_h", _NEW),
     ),
     "granitemoehybrid": Family(
         scores_texts=False,
         recurrence="mamba2",
-        sees_packed=_RECURRENT,
+        packing_leak=_RECURRENT,
         linears={"input_linear": (("gate_proj", "up_proj"),), "output_linear": (("down_proj",),)},
         source=_transformers("granitemoehybrid", _NEW),
     ),
@@ -396,7 +405,7 @@ FAMILIES: dict[str, Family] = {  # Hugging Face's `model_type`
         hidden_act="gelu",
         parallel_residual=True,
         free_head_dim=False,
-        sees_packed=_NO_POSITIONS_IN_MASK,  # up to transformers 5.19
+        packing_leak=_NO_POSITIONS_IN_MASK,  # up to transformers 5.19
         linears=_NEOX_LINEARS,
         source=_transformers("falcon"),
     ),
@@ -405,7 +414,7 @@ FAMILIES: dict[str, Family] = {  # Hugging Face's `model_type`
         gated_mlp=False,
         hidden_act="gelu",
         free_head_dim=False,
-        sees_packed="its code takes no positions",
+        packing_leak="its code takes no positions",
         linears={"Wqkv": _FUSED_QKV, "out_proj": (("o_proj",),)},
         source=_transformers("mpt"),
     ),

@@ -1,7 +1,6 @@
-"""CLIP's text encoders: their parameters, and what they keep for the backward pass of adapters.
+"""CLIP text encoders: parameters, and activations saved for the backward pass of adapters.
 
-The structure is that of transformers's CLIPTextModel. w is the width, f that of the MLP, r the rank of
-an adapter.
+The structure is that of CLIPTextModel in transformers. Letters: w width, f MLP width, r rank of an adapter.
 """
 
 from __future__ import annotations

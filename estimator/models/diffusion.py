@@ -1,8 +1,8 @@
 """Stable Diffusion XL and similar pipelines: a trained UNet, and other frozen networks.
 
-The shapes are those of the model's own config.json files. A pipeline is a ModelSpec, so that it is planned as
-language models are: its "layers" are what FSDP divides and checkpointing recomputes (residual blocks and
-transformers' blocks), its "sequence" is a caption's tokens, and what only a language model has is 1 or 0.
+The shapes are those of the model's own config.json files. A pipeline is a ModelSpec, so that it is planned
+like a language model: its "layers" are the units of FSDP and checkpointing (residual blocks and transformer
+blocks), its "sequence" is the tokens of a caption, and fields that only language models use are 1 or 0.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LATENT_CHANNELS = 4
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DiffusionSpec(ModelSpec):
-    """A pipeline of several networks, of which training changes the UNet.
+    """A pipeline of several networks; the UNet is trained.
 
     ``resolution`` and the fields after ``vae_width`` describe its training.
     """

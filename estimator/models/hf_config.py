@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from estimator.errors import UserError
-from estimator.models import recurrent, two_kinds, untried, vision
+from estimator.models import compressed, recurrent, two_kinds, untried, vision
 from estimator.models.architectures import FAMILIES, family_of
 from estimator.models.config_reader import ConfigReader
 from estimator.models.spec import ModelSpec
@@ -100,6 +100,7 @@ _EXPERT_WIDTH = (
     "deepseek_v2",
     "deepseek_v3",
     "deepseek_v32",
+    "deepseek_v4",
     "mistral4",
     "glm4_moe",
     "glm4_moe_lite",
@@ -150,6 +151,7 @@ def to_spec(config: Mapping[str, Any], name: str) -> ModelSpec:
     shape = _widths(reader, family)
     shape |= _experts(reader, family) | _latent(reader, shape) | _window(reader, family, shape["layers"])
     shape |= recurrent.fields(reader, family, shape["layers"])
+    shape |= compressed.fields(reader, family, shape["layers"])
     shape |= two_kinds.fields(reader, family, shape["layers"], reader.integer("intermediate_size", default=1))
     return ModelSpec(
         name=name,
@@ -197,7 +199,7 @@ def quantization_options(config: Mapping[str, Any]) -> dict[str, Any]:
     return {"expert_dtype": part.get("expert_dtype")} | options if options else {}
 
 
-def is_rewritten(config: Mapping[str, Any]) -> bool:
+def needs_conversion(config: Mapping[str, Any]) -> bool:
     """Whether training needs a conversion: quantized weights, or parts besides a language model."""
     return bool(quantization_options(config)) or "text_config" in config
 
@@ -322,6 +324,8 @@ def _shared_width(reader: ConfigReader, family: str) -> int:
         return reader.integer("n_shared_experts", default=1, least=0) * width
     if family in _SHARED_EXPERT_WIDTH:
         return reader.integer("shared_expert_intermediate_size")
+    if family in compressed.FAMILIES:  # one, whatever config.json says
+        return reader.integer("moe_intermediate_size")
     shared = reader.integer(*_FIELDS["shared_experts"], default=0, least=0)
     return shared and shared * reader.integer("moe_intermediate_size")
 
@@ -329,6 +333,8 @@ def _shared_width(reader: ConfigReader, family: str) -> int:
 def _dense_layers(reader: ConfigReader, family: str) -> int:
     """Return the number of blocks without experts, by the rules of transformers."""
     layers = _layers(reader, family)
+    if family in compressed.FAMILIES:
+        return 0
     if family == "nemotron_h":
         return recurrent.kinds(reader).count("mlp")
     if family == "llama4_text":
@@ -420,6 +426,7 @@ def _window(reader: ConfigReader, family: str, layers: int) -> dict[str, int | N
 
 _NO_WINDOW = (
     *_LATENT,
+    *compressed.FAMILIES,
     "llama",
     "gemma",
     "granite",
@@ -506,9 +513,12 @@ def _rope(reader: ConfigReader) -> dict[str, Any]:
     scaling = reader.mapping("rope_parameters") or reader.mapping("rope_scaling")
     # Gemma 3 has one for each kind of block
     rope = ConfigReader(scaling, reader.name)
-    rope = ConfigReader(rope.mapping("full_attention") or scaling, reader.name)
+    rope = ConfigReader(rope.mapping("full_attention") or rope.mapping("compress") or scaling, reader.name)
     kind = rope.get("rope_type", rope.get("type"))
-    theta = rope.number("rope_theta") or reader.number("rope_theta") or reader.number("rotary_emb_base")
+    # DeepSeek V4's compressed tokens have another base
+    main = ConfigReader(ConfigReader(scaling, reader.name).mapping("main"), reader.name)
+    theta = main.number("rope_theta") or rope.number("rope_theta")
+    theta = theta or reader.number("rope_theta") or reader.number("rotary_emb_base")
     return {
         "rope_theta": theta or 10_000.0,
         "rope_scaling_type": None if kind in (None, "default") else str(kind),

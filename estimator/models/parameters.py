@@ -1,12 +1,17 @@
 """Parameters of a model, counted part by part from its shape.
 
-Each function counts one part of one block, or one part outside the blocks. Letters: h hidden size, f MLP
+Each function counts one part of one block, or one part outside of the blocks. Letters: h hidden size, f MLP
 width, E experts. The code that each family's parts follow is named in ``estimator/models/architectures.py``.
 """
 
 from __future__ import annotations
 
-from estimator.models.architectures import LATENT_PROJECTIONS, MLP_PROJECTIONS, RECURRENT_PROJECTIONS
+from estimator.models.architectures import (
+    COMPRESSED_PROJECTIONS,
+    LATENT_PROJECTIONS,
+    MLP_PROJECTIONS,
+    RECURRENT_PROJECTIONS,
+)
 from estimator.models.shape import ModelShape
 
 # ---------------------------------------------------------------------------------------------------------
@@ -15,6 +20,8 @@ from estimator.models.shape import ModelShape
 
 def attention_shapes(m: ModelShape) -> dict[str, tuple[int, int]]:
     """Return one block's attention: each linear layer's name -> (out, in)."""
+    if m.compressed_attention:
+        return _compressed_shapes(m)
     if not m.latent_attention:
         return {
             "q_proj": (m.q_dim * (2 if m.gated_attention else 1), m.hidden),
@@ -35,8 +42,41 @@ def attention_shapes(m: ModelShape) -> dict[str, tuple[int, int]]:
     }
 
 
+def _compressed_shapes(m: ModelShape) -> dict[str, tuple[int, int]]:
+    """Return the linear layers of compressed attention that can have adapters.
+
+    The first output projection is omitted: it multiplies each group of heads by its own part of the weight,
+    which PEFT's adapters do not support.
+    """
+    q_a, q_b = LATENT_PROJECTIONS[:2]
+    keys, output = COMPRESSED_PROJECTIONS
+    return {
+        q_a: (m.q_lora_rank, m.hidden),
+        q_b: (m.q_dim, m.q_lora_rank),
+        keys: (m.head_dim, m.hidden),
+        output: (m.hidden, m.o_groups * m.o_lora_rank),
+    }
+
+
+def _compressors(m: ModelShape) -> list[tuple[int, dict[str, tuple[int, int]], int]]:
+    """Return (count, linear layers, other parameters) of both kinds of compressors: position biases and norm.
+
+    A block with an indexer has two series of compressed tokens, whose windows overlap.
+    """
+    kinds = []
+    for count, width, rate in (
+        (m.index_layers, 2 * m.head_dim, m.compress_rate),
+        (m.heavy_layers, m.head_dim, m.heavy_compress_rate),
+    ):
+        shapes = dict.fromkeys((COMPRESSED_PROJECTIONS[0], "gate_proj"), (width, m.hidden))
+        kinds.append((count, shapes, rate * width + m.head_dim))
+    return kinds
+
+
 def attention_kinds(m: ModelShape) -> list[tuple[int, dict[str, tuple[int, int]], int]]:
-    """Return (count, linear layers, other parameters) of each kind of attention block."""
+    """Return (count, linear layers, other parameters) of each kind of attention block, and of compressors."""
+    if m.compressed_attention:
+        return [(m.attention_layers, attention_shapes(m), attention_extras(m)), *_compressors(m)]
     if not m.global_head_dim:
         return [(m.attention_layers, attention_shapes(m), attention_extras(m))]
     kinds = []
@@ -93,7 +133,7 @@ def recurrent_weights(m: ModelShape) -> int:
 
 
 def recurrent_extras(m: ModelShape) -> int:
-    """Count the parameters of one recurrent block's mixer besides weights: convolution, decay, norm."""
+    """Count the parameters of one recurrent mixer outside of its linear layers: convolution, decay, norm."""
     convolution = conv_width(m) * m.conv_kernel
     if m.recurrence == "gated-delta":
         return convolution + 2 * m.recurrent_heads + m.recurrent_head_dim
@@ -103,10 +143,11 @@ def recurrent_extras(m: ModelShape) -> int:
 
 
 def mixer_weights(m: ModelShape) -> int:
-    """Count the weights of the linear layers of all blocks' attention, recurrence, per-layer embeddings."""
+    """Count the weights of linear layers in all blocks except MLPs: attention, recurrence, layer inputs."""
     recurrent = m.recurrent_layers * recurrent_weights(m) if m.recurrent_layers else 0
     attention = sum(count * _weights(shapes) for count, shapes, _ in attention_kinds(m))
-    return attention + recurrent + m.layers * 2 * m.layer_embedding * m.hidden
+    grouped = m.layers * m.q_dim * m.o_lora_rank  # first output projection of compressed attention
+    return attention + recurrent + grouped + m.layers * 2 * m.layer_embedding * m.hidden
 
 
 def _mixers(m: ModelShape) -> int:
@@ -116,8 +157,14 @@ def _mixers(m: ModelShape) -> int:
 
 
 def indexer(m: ModelShape) -> int:
-    """Count the parameters of one indexer of sparse attention: queries, key, its norm, weights of heads."""
+    """Count the parameters of one indexer of sparse attention: queries, key, its norm, weights of heads.
+
+    That of compressed attention compresses its keys: two series, each with a gate and position biases.
+    """
     queries = m.q_lora_rank * m.index_heads * m.index_head_dim
+    if m.compressed_attention:
+        keys = 2 * m.index_head_dim * (2 * m.hidden + m.compress_rate) + m.index_head_dim
+        return queries + keys + m.hidden * m.index_heads
     return queries + m.hidden * (m.index_head_dim + m.index_heads) + 2 * m.index_head_dim
 
 
@@ -132,11 +179,11 @@ def _weights(shapes: dict[str, tuple[int, int]]) -> int:
 
 
 def attention_extras(m: ModelShape) -> int:
-    """Count the other parameters of attention: biases, sinks, norms of queries, keys and latents."""
+    """Count the parameters of attention outside of its matrices: biases, sinks, norms, head gates."""
     count = (m.q_dim + m.kv_dim + m.v_dim) * m.qkv_bias + m.hidden * m.o_bias
     count += m.heads * m.attention_sinks + m.heads * m.hidden * m.head_gates
     count += {"": 0, "head": 2 * m.head_dim, "all": m.q_dim + m.kv_dim}[m.qk_norm]
-    return count + m.q_lora_rank + m.kv_lora_rank
+    return count + m.q_lora_rank + m.kv_lora_rank + m.head_dim * m.compressed_attention
 
 
 def mlp_weights(m: ModelShape, width: int) -> int:
@@ -174,7 +221,17 @@ def dense_layer(m: ModelShape) -> int:
 
 def _around_mlp(m: ModelShape) -> int:
     """Count the parameters of a block without its MLP: mean of attention and recurrent blocks."""
-    return (_mixers(m) + wider_mlps(m)) // m.layers + m.norms_per_layer * norm(m)
+    return (_mixers(m) + wider_mlps(m)) // m.layers + m.norms_per_layer * norm(m) + 2 * hyper_connection(m)
+
+
+def hyper_connection(m: ModelShape) -> int:
+    """Count the parameters that mix the residual streams around one attention or MLP.
+
+    Weights, biases and three scales of the coefficients: n to join n streams, n to spread the result over
+    them, n * n between streams (DeepseekV4HyperConnection, transformers 5.23.0).
+    """
+    coefficients = m.residual_streams * (2 + m.residual_streams)
+    return coefficients and coefficients * (m.residual_streams * m.hidden + 1) + 3
 
 
 def wider_mlps(m: ModelShape) -> int:
@@ -205,25 +262,31 @@ def layer_inputs(m: ModelShape) -> int:
     return m.layer_embedding * (m.layers * m.hidden + 1)
 
 
+def stream_head(m: ModelShape) -> int:
+    """Count the parameters that join the residual streams after the last block."""
+    return m.residual_streams and m.residual_streams * (m.residual_streams * m.hidden + 1) + 1
+
+
 def pooler(m: ModelShape) -> int:
     """Count the parameters of BERT's dense layer over the first token; 0 in other models."""
     return m.hidden * (m.hidden + 1) if m.pooler else 0
 
 
 def model(m: ModelShape) -> int:
-    """Return all parameters of the model.
+    """Count all parameters of the model.
 
-    One norm more than the blocks have: after them, or in BERT before them.
+    Includes one norm outside of the blocks: after the last one, or in BERT before the first.
     """
     shared = mlp(m, m.shared_ffn) if m.shared_ffn else 0
     routed = m.expert_layers * (m.experts * mlp(m, m.ffn) + shared + router(m))
     dense = (m.mlp_blocks - m.expert_layers) * mlp(m, (m.dense_ffn or m.ffn) if m.experts else m.ffn)
     blocks = _mixers(m) + wider_mlps(m) + m.layers * m.norms_per_layer * norm(m) + routed + dense
-    return embeddings(m) + layer_inputs(m) + blocks + norm(m) + head(m) + pooler(m)
+    blocks += m.layers * 2 * hyper_connection(m)
+    return embeddings(m) + layer_inputs(m) + blocks + norm(m) + head(m) + pooler(m) + stream_head(m)
 
 
-def idle(m: ModelShape) -> int:
-    """Count the parameters that a token does not use: experts that it is not routed to."""
+def unused_experts(m: ModelShape) -> int:
+    """Count the parameters of the experts that a token is not routed to."""
     unused = max(m.experts, 1) - max(m.experts_per_token, 1)
     return m.expert_layers * unused * mlp(m, m.ffn)
 
@@ -267,6 +330,7 @@ def outputs(m: ModelShape) -> int:
         count * sum(out_features for out_features, _ in shapes.values())
         for count, shapes, _ in attention_kinds(m)
     )
+    blocks += m.layers * m.o_groups * m.o_lora_rank
     blocks += m.recurrent_layers * sum(out_features for out_features, _ in recurrent_shapes(m).values())
     blocks += sum(
         count * sum(out_features for out_features, _ in mlp_shapes(m, width).values())
@@ -291,7 +355,7 @@ def adapted(m: ModelShape, group: tuple[str, ...], *, experts: bool) -> list[tup
     if group[0] in RECURRENT_PROJECTIONS:
         blocks = [(m.recurrent_layers, recurrent_shapes(m))]
     if group[0] in MLP_PROJECTIONS:
-        blocks = [(count, mlp_shapes(m, width)) for count, width in mlps(m, experts=experts)]
+        blocks += [(count, mlp_shapes(m, width)) for count, width in mlps(m, experts=experts)]
     return [(count, sum(shapes[name][0] for name in group), shapes[group[0]][1]) for count, shapes in blocks]
 
 

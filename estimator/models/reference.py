@@ -1,4 +1,4 @@
-"""A model that was looked up: what the user called it, where its files are, and its shape."""
+"""Resolved model: name as entered by the user, location of the files, shape."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class ModelSource:
     """Resolution of a model's name by the table and the local disk."""
 
     kind: Kind
-    """``made`` here, of the ``table`` of models, on the ``hub``, in a ``folder`` of this machine, on ``s3``;
-    or ``stored``: put into a run's store by whoever launched it."""
+    """Location of the files: ``made`` (built locally, no files), ``table``, ``hub``, ``folder``, ``s3``, or
+    ``stored`` (uploaded to the store of the run at launch)."""
     name: str
-    """As the user gave it."""
+    """Name as entered by the user."""
     location: str
-    """A Hugging Face id, a folder, an s3:// URL, or a key of the store; empty of a model that is made."""
+    """A Hugging Face id, a folder, an s3:// URL, or a key of the store; empty for ``made``."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,7 +36,7 @@ class ModelRef(ModelSource):
 
     @property
     def hub_id(self) -> str | None:
-        """Its Hugging Face id; None if its files are from elsewhere."""
+        """Hugging Face id of the model; None if its files are not on the Hub."""
         return self.location if self.kind in ("table", "hub") else None
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The shape of a model on the Hugging Face Hub or on S3: its config.json is fetched, no weights are."""
+"""Shape of a model on the Hugging Face Hub or on S3, from its config.json; no weights are downloaded."""
 
 from __future__ import annotations
 

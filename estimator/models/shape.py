@@ -25,6 +25,13 @@ _AT_LEAST_0 = (
     "index_layers",
     "index_heads",
     "index_head_dim",
+    "heavy_layers",
+    "compress_rate",
+    "heavy_compress_rate",
+    "o_groups",
+    "o_lora_rank",
+    "residual_streams",
+    "sinkhorn_iterations",
     "position_embeddings",
     "token_types",
     "recurrent_layers",
@@ -73,7 +80,7 @@ class ModelShape:
     own_code: bool = False  # transformers has no class for it; its code is stored with the weights
     norm: Norm = "rms"
     norm_bias: bool = False
-    norms_per_layer: int = 2  # over the hidden size
+    norms_per_layer: int = 2  # norms of the hidden size in one block
     qk_norm: QkNorm = ""
     gated_mlp: bool = True
     hidden_act: str = "silu"  # the MLP's activation, by transformers' name
@@ -105,6 +112,16 @@ class ModelShape:
     index_layers: int = 0  # blocks with an indexer; others use the selection of the previous block
     index_heads: int = 0
     index_head_dim: int = 0
+    # compressed attention (DeepSeek V4): every block attends to a window, most also to compressed tokens, of
+    # which blocks with an indexer select some
+    heavy_layers: int = 0  # blocks that attend to all compressed tokens
+    compress_rate: int = 0  # tokens that a block with an indexer compresses to one
+    heavy_compress_rate: int = 0  # the same of blocks that attend to all compressed tokens
+    o_groups: int = 0  # groups of heads, each with its first output projection
+    o_lora_rank: int = 0  # width of a group between both output projections
+    # hyper-connections: several residual streams, mixed around attention and MLP
+    residual_streams: int = 0  # 0: one, without mixing
+    sinkhorn_iterations: int = 0  # normalizations of the mixing matrix
     # blocks with a recurrence (linear attention, state space, short convolution) in place of attention
     recurrence: Recurrence = ""
     recurrent_layers: int = 0
@@ -121,7 +138,7 @@ class ModelShape:
     global_kv_heads: int = 0  # 0: as kv_heads
     global_keys_are_values: bool = False  # without the window one projection makes keys and values
     reused_kv_layers: int = 0  # last blocks, which attend to keys and values of earlier ones
-    reused_kv_sliding: int = 0  # of them, blocks with the window
+    reused_kv_sliding: int = 0  # number of ``reused_kv_layers`` with the window
     reused_kv_ffn: int = 0  # MLP width of these blocks; 0: as ffn
     layer_embedding: int = 0  # width of the per-layer token embeddings; 0: none
     layer_vocab: int = 0  # rows of these embeddings
@@ -167,7 +184,8 @@ class ModelShape:
             raise self._wrong(
                 f"norms_per_layer = {self.norms_per_layer!r} must be between 1 and {_MOST_NORMS}"
             )
-        if bool(self.sliding_window) != bool(self.sliding_layers) or self.sliding_layers > self.layers:
+        windowed = self.sliding_layers or self.compressed_attention
+        if bool(self.sliding_window) != bool(windowed) or self.sliding_layers > self.layers:
             raise self._wrong(
                 f"sliding_window = {self.sliding_window!r} does not go with sliding_layers = "
                 f"{self.sliding_layers} of {self.layers} layers",
@@ -186,6 +204,9 @@ class ModelShape:
                 f"In a {self.family} model heads * head_dim must be the hidden size.",
             )
         latent_dims = {name: getattr(self, name) for name in _LATENT}
+        if self.compressed_attention:
+            self._check_compression()
+            return
         if not self.latent_attention:
             unexpected = [name for name in ("q_lora_rank", *_LATENT[:2]) if getattr(self, name)]
             if unexpected:
@@ -199,6 +220,24 @@ class ModelShape:
                 f"head_dim = {self.head_dim} must be qk_nope_head_dim + qk_rope_head_dim = "
                 f"{self.qk_nope_head_dim + self.qk_rope_head_dim}"
             )
+
+    def _check_compression(self) -> None:
+        if self.sliding_layers + self.compressed_layers != self.layers:
+            raise self._wrong(
+                f"sliding_layers = {self.sliding_layers}, index_layers = {self.index_layers} and "
+                f"heavy_layers = {self.heavy_layers} are not its {self.layers} layers"
+            )
+        for name, needed in (
+            ("q_lora_rank", True),
+            ("o_lora_rank", True),
+            ("residual_streams", True),
+            ("compress_rate", self.index_layers),
+            ("heavy_compress_rate", self.heavy_layers),
+        ):
+            if needed and not getattr(self, name):
+                raise self._wrong(f"o_groups = {self.o_groups} needs {name}, which is 0")
+        if self.q_dim % self.o_groups:
+            raise self._wrong(f"o_groups = {self.o_groups} does not divide the query width {self.q_dim}")
 
     def _check_kinds(self) -> None:
         if self.heads % (self.global_kv_heads or self.kv_heads):
@@ -272,6 +311,25 @@ class ModelShape:
     def latent_attention(self) -> bool:
         """Whether this is DeepSeek's multi-head latent attention (MLA)."""
         return self.kv_lora_rank > 0
+
+    @property
+    def compressed_attention(self) -> bool:
+        """Whether this is DeepSeek V4's attention: a window, and compressed tokens in most blocks."""
+        return self.o_groups > 0
+
+    @property
+    def compressed_layers(self) -> int:
+        """Blocks that attend to compressed tokens."""
+        return self.index_layers + self.heavy_layers if self.compressed_attention else 0
+
+    @property
+    def compressed_tokens(self) -> float:
+        """Compressed tokens that an attention block has for each token; the mean over all blocks."""
+        if not self.compressed_layers:
+            return 0.0
+        sparse = self.index_layers / self.compress_rate if self.index_layers else 0.0
+        heavy = self.heavy_layers / self.heavy_compress_rate if self.heavy_layers else 0.0
+        return (sparse + heavy) / self.layers
 
     @property
     def q_dim(self) -> int:

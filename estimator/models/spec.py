@@ -79,7 +79,7 @@ class ModelSpec(ModelShape):
     @property
     def active_parameters(self) -> int:
         """Parameters that one token uses, including embeddings; in a dense model all parameters."""
-        return self.parameters - parameters.idle(self)
+        return self.parameters - parameters.unused_experts(self)
 
     def lora_parameters(
         self, rank: int, targets: Iterable[str], *, family_code: bool = False, magnitudes: bool = False

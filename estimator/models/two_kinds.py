@@ -12,7 +12,7 @@ _PERIOD = 6  # every sixth block has no window, unless layer_types lists them
 
 
 def kinds(reader: ConfigReader, layers: int) -> list[str]:
-    """Return each block's "sliding_attention" or "full_attention"; the last one always has the latter."""
+    """Return the kind of each block, "sliding_attention" or "full_attention"; the last one is always full."""
     listed = [str(kind) for kind in reader.items("layer_types")]
     if not listed:
         listed = ["full_attention" if i % _PERIOD == 0 else "sliding_attention" for i in range(1, layers + 1)]

@@ -22,7 +22,7 @@ class Part:
     """One layer of the UNet."""
 
     kind: Literal["resnet", "transformer", "down", "up"]
-    level: int  # of its feature map; 0 is the largest
+    level: int  # resolution level of its feature map; 0 is the largest
     into: int
     out: int
     layers: int = 0  # blocks of a transformer
@@ -41,8 +41,8 @@ class UNetShape:
     """Shape of one UNet, with the fields of its config.json."""
 
     channels: tuple[int, ...]
-    transformer_layers: tuple[int, ...]  # in each transformer of a level; 0: the level has none
-    resnets: int = 2  # of each level on the way down; one more on the way up
+    transformer_layers: tuple[int, ...]  # blocks in each transformer of a level; 0: no transformers
+    resnets: int = 2  # residual blocks per level of the encoder; the decoder has one more
     head_dim: int = 64
     text_width: int = 2048  # concatenated outputs of both text encoders
     pooled_width: int = 1280  # pooled output of the second text encoder

@@ -44,7 +44,7 @@ def answer(form: Mapping[str, str]) -> dict[str, Any]:
     bytes, and the command that runs it. Without a plan: ``problem``, ``advice`` and ``suggestions``, each
     with the fields to change. Never raises for the values of a form.
     """
-    command = shlex.join(["finetune", "plan", *fields.words(form)])
+    command = shlex.join(["finetune", "plan", *fields.command_options(form)])
     try:
         return {"command": command, **_planned(form)}
     except UserError as error:
@@ -73,16 +73,16 @@ def _planned(form: Mapping[str, str]) -> dict[str, Any]:
             "packing": False if "global_batch_size" in values else None,
             "compile": None,
             "liger": None,
-            **_some(values, _OF_JOB),
+            **_select(values, _OF_JOB),
         },
     )
     cluster = pasted.cluster(values["cluster"], values.get("gpu")) if "cluster" in values else None
-    target = Target(kind="catalogue" if cluster is None else "kubernetes", **_some(values, _OF_TARGET))
+    target = Target(kind="catalogue" if cluster is None else "kubernetes", **_select(values, _OF_TARGET))
     goals = Goals(
         clouds=values.get("cloud", ()),
         instance_types=values.get("instance_type", ()),
         cluster=cluster,
-        **_some(values, _OF_GOALS),
+        **_select(values, _OF_GOALS),
     )
     try:
         ranking = plans(job, target, goals, TOP)
@@ -91,7 +91,7 @@ def _planned(form: Mapping[str, str]) -> dict[str, Any]:
     priced = [plan.request.instance_type or "" for plan in ranking.plans if plan.prediction.price_source]
     return {
         "order": ranking.order,
-        "plans": _shown(ranking, job, name, goals),
+        "plans": _plan_rows(ranking, job, name, goals),
         "rejected": [str(line) for line in ranking.rejected],
         "notes": [*(cluster.notes if cluster else ()), *filter(None, [hardware.old_prices(priced)])],
         "timed": ranking.best.prediction.tokens is not None,
@@ -108,11 +108,11 @@ def _table_model(name: str) -> ModelSpec:
         ) from None
 
 
-def _some(values: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+def _select(values: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
     return {name: values[name] for name in names if name in values}
 
 
-def _shown(ranking: Ranking, job: Job, name: str, goals: Goals) -> list[dict[str, Any]]:
+def _plan_rows(ranking: Ranking, job: Job, name: str, goals: Goals) -> list[dict[str, Any]]:
     memories = [plan.prediction.memory for plan in ranking.plans]
     categories = ordered(part for memory in memories for part, _ in memory.categories)
     return [
@@ -159,7 +159,7 @@ def _changed(suggestion: Suggestion) -> dict[str, str] | None:
             return None
         if isinstance(value, bool):
             checked = "on" if value else ""
-            changed[field.name] = checked or ("off" if field.choices == fields.GIVEN else "")
+            changed[field.name] = checked or ("off" if field.choices == fields.BOOLEAN_TEXTS else "")
         else:
             changed[field.name] = "" if value is None else str(value)
     return changed

@@ -23,7 +23,7 @@ from estimator.vocabulary import (
     Vision,
 )
 
-GIVEN = ("on", "off")
+BOOLEAN_TEXTS = ("on", "off")
 _MANY = "any; several with commas"
 
 Kind = Literal["text", "whole", "number", "tokens", "choice", "flag", "names", "document"]
@@ -86,10 +86,10 @@ GROUPS: Mapping[str, tuple[Field, ...]] = {
         Field("precision", "Precision", "choice", get_args(RequestedPrecision), "auto"),
         Field("optimizer", "Optimizer", "choice", LAUNCHED_OPTIMIZERS, "adamw"),
         Field("micro_batch_size", "Micro batch size", "whole", (), "as planned"),
-        Field("activation_checkpointing", "Activation checkpointing", "choice", GIVEN, "as planned"),
+        Field("activation_checkpointing", "Activation checkpointing", "choice", BOOLEAN_TEXTS, "as planned"),
         Field("zero_offload", "Offload with DeepSpeed", "choice", get_args(Offload), "none"),
         Field("fsdp_offload", "Offload with FSDP2", "choice", get_args(Offload), "none"),
-        Field("packing", "Packing", "choice", GIVEN, "as planned"),
+        Field("packing", "Packing", "choice", BOOLEAN_TEXTS, "as planned"),
     ),
 }
 FIELDS = tuple(field for group in GROUPS.values() for field in group)
@@ -118,7 +118,7 @@ def read(form: Mapping[str, str]) -> dict[str, Any]:
     return values
 
 
-def words(form: Mapping[str, str]) -> list[str]:
+def command_options(form: Mapping[str, str]) -> list[str]:
     """Return the equivalent options of ``finetune plan``; a pasted model becomes the folder MY_MODEL."""
     arguments: list[str] = []
     for field in FIELDS:
@@ -131,7 +131,7 @@ def words(form: Mapping[str, str]) -> list[str]:
             arguments.append(field.option)
         elif field.kind == "names":
             arguments += [argument for name in _names(text) for argument in (field.option, name)]
-        elif field.choices == GIVEN:
+        elif field.choices == BOOLEAN_TEXTS:
             arguments.append(field.option if text == "on" else f"--no-{field.option.removeprefix('--')}")
         else:
             arguments += [field.option, text]
@@ -156,7 +156,7 @@ def _value(field: Field, text: str) -> Any:
         return text == "on"
     if field.kind == "names":
         return _names(text)
-    if field.choices == GIVEN:
+    if field.choices == BOOLEAN_TEXTS:
         return text == "on"
     return text
 

@@ -9,7 +9,7 @@ from typing import Any
 from estimator import hardware
 from estimator.errors import UserError
 from estimator.hardware.cluster import Cluster
-from estimator.hardware.cluster.inventory import ClusterState, offered
+from estimator.hardware.cluster.inventory import ClusterState, cluster_capacity
 from estimator.hardware.cluster.nodes import node_of
 from estimator.hardware.cluster.pods import PodRules, Usage, read_usage
 from estimator.models import ModelSpec, hf_config
@@ -49,7 +49,9 @@ def cluster(text: str, gpu: str | None = None) -> Cluster:
         usage = _usage(items_of_kind["Pod"]) if items_of_kind["Pod"] else None
         nodes = tuple(node_of(item) for item in items_of_kind["Node"])
         state = ClusterState(context="pasted", nodes=nodes, usage=usage, unknown=tuple(unknown))
-        return replace(offered(state, hardware.current(), PodRules(), gpu=gpu), name="the pasted cluster")
+        return replace(
+            cluster_capacity(state, hardware.current(), PodRules(), gpu=gpu), name="the pasted cluster"
+        )
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise UserError(
             f"A pasted node or pod is incomplete: {error}.", f"Paste what `{KUBECTL}` prints."

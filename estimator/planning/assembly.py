@@ -33,7 +33,7 @@ def assemble(
 
     ``reasons`` and ``rejected``: lines for users; ``tokens``: of the complete job, for its hours and price.
     """
-    job = automatic.decided(job, candidate.layout.device, candidate.layout.precision)
+    job = automatic.with_choices(job, candidate.layout.device, candidate.layout.precision)
     setup = setup_of(job, candidate.layout)
     request = for_training(job, target, candidate)
     layout, place = candidate.layout, candidate.place
@@ -85,8 +85,8 @@ def assemble(
         compile=bool(job.compile),
         settings=tuple((name, str(value)) for name, value in changed_settings(job)),
         planned_only=planned_only(job, layout.world_size),
-        prepare=None if target.at_hand else for_preparation(job, request),
-        evaluate=None if target.at_hand else for_evaluation(job, candidate, request),
+        prepare=None if target.hardware_given else for_preparation(job, request),
+        evaluate=None if target.hardware_given else for_evaluation(job, candidate, request),
     )
     if plan.planned_only is None:
         return plan

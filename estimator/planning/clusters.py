@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
-from estimator.engines.support import unsupported_job, with_engine
+from estimator.engines.support import unsupported_job, with_simplest_engine
 from estimator.errors import CannotFit, UserError
 from estimator.hardware import Gpu
 from estimator.job import Job, Target
@@ -21,14 +21,14 @@ from estimator.planning.places import Place, choose_places
 from estimator.planning.ranking import (
     Ranking,
     Rejection,
-    against_goals,
     describe_order,
     distinct,
-    in_order,
     later_ranked,
-    of_misses,
+    rejection_by_goals,
+    rejections_of_shortages,
+    sort_candidates,
 )
-from estimator.planning.search import Candidate, Evidence, Miss, Search, precision_of, shape
+from estimator.planning.search import Candidate, Evidence, Search, Shortage, describe_nodes, precision_of
 from estimator.planning.step_requests import disk_of
 from estimator.vocabulary import LAUNCHED_ENGINES, METHODS
 
@@ -49,7 +49,7 @@ class Survey:
     places: list[Place]
     candidates: list[Candidate] = field(default_factory=list)
     goal_misses: list[tuple[Candidate, Rejection]] = field(default_factory=list)  # fits, misses the goals
-    misses: list[Miss] = field(default_factory=list)
+    shortages: list[Shortage] = field(default_factory=list)
     searches: dict[str, Search] = field(default_factory=dict)
     is_unmeasured: Callable[[Gpu], bool] = field(default_factory=unmeasured_rule)
     indivisible: set[int] = field(default_factory=set)  # numbers of processes that do not divide the batch
@@ -59,7 +59,7 @@ class Survey:
         precision = precision_of(self.job, "cuda", place.gpu)
         if precision not in self.searches:
             self.searches[precision] = Search(
-                self.job, precision, "cuda", self.evidence, takes_tight=self.target.tight
+                self.job, precision, "cuda", self.evidence, accepts_tight=self.target.tight
             )
         return self.searches[precision]
 
@@ -74,7 +74,7 @@ class Survey:
         scattered = [candidate for candidate in self.candidates if self._is_scattered(candidate)]
         for candidate in scattered:
             _log.debug("discarded %s: fewer machines do as much for no higher price", candidate.hardware)
-        self.candidates = in_order(
+        self.candidates = sort_candidates(
             [candidate for candidate in self.candidates if candidate not in scattered],
             self.goals,
             tokens=self.tokens,
@@ -96,10 +96,10 @@ class Survey:
             places=list(places.values())[:machines],
             candidates=[],
             goal_misses=[],
-            misses=[],
+            shortages=[],
             searches={},
         ).run()
-        survey.misses += self.misses
+        survey.shortages += self.shortages
         return survey
 
     def _is_scattered(self, candidate: Candidate) -> bool:
@@ -120,22 +120,26 @@ class Survey:
         for nodes, count in place.shapes(self.target, self.goals):
             if not search.divides_batch(nodes, count):
                 self.indivisible.add(nodes * count)
-                _log.debug("discarded %s: cannot divide the global batch", shape(place, nodes, count))
+                _log.debug(
+                    "discarded %s: cannot divide the global batch", describe_nodes(place, nodes, count)
+                )
                 continue
             best = search.best(nodes, count, capacity, place.gpu, place)
             if best is not None and self.is_unmeasured(place.gpu):
                 best = replace(best, unmeasured=True)
             if best is None:
-                miss = search.leanest(shape(place, nodes, count), nodes, count, capacity, place.gpu)
-                self.misses.append(miss)
-                _log.debug("discarded %s", miss)
+                shortage = search.smallest_shortage(
+                    describe_nodes(place, nodes, count), nodes, count, capacity, place.gpu
+                )
+                self.shortages.append(shortage)
+                _log.debug("discarded %s", shortage)
                 continue
-            short = host_miss(best, place) or disk_miss(self.job, self.target, best, place)
+            short = host_memory_shortage(best, place) or disk_shortage(self.job, self.target, best, place)
             if short is not None:
-                self.misses.append(short)
+                self.shortages.append(short)
                 _log.debug("discarded %s", short)
                 continue
-            rejection = against_goals(best, self.goals, self.tokens)
+            rejection = rejection_by_goals(best, self.goals, self.tokens)
             if rejection is None:
                 self.candidates.append(best)
                 _log.debug("candidate %s: %s", best.hardware, best.layout)
@@ -143,11 +147,11 @@ class Survey:
                 self.goal_misses.append((best, rejection))
                 _log.debug("discarded %s", rejection)
             cost = best.usd_per_token if best.usd_per_token is not None else math.inf
-            if self._enough(place, nodes, count, rejection, priced_lower=cost < cheapest):
+            if self._is_exhausted(place, nodes, count, rejection, priced_lower=cost < cheapest):
                 break
             cheapest = min(cheapest, cost)
 
-    def _enough(
+    def _is_exhausted(
         self, place: Place, nodes: int, count: int, rejection: Rejection | None, *, priced_lower: bool
     ) -> bool:
         """Return whether a search with more of these nodes is pointless."""
@@ -159,10 +163,10 @@ class Survey:
             return False
         # One more node may avoid checkpointing or a pipeline; beyond the cheapest, it only communicates more.
         # A flow without goals uses the first that fits.
-        return not (self.thorough and priced_lower)
+        return not (self.searches_all_places and priced_lower)
 
     @property
-    def thorough(self) -> bool:
+    def searches_all_places(self) -> bool:
         """Whether to continue after the first instance type that fits: for a catalogue, and with goals."""
         return self.target.kind == "catalogue" or self.goals != Goals()
 
@@ -204,7 +208,7 @@ def survey_places(job: Job, target: Target, goals: Goals, evidence: Evidence) ->
     ).run()
 
 
-def host_miss(candidate: Candidate, place: Place) -> Miss | None:
+def host_memory_shortage(candidate: Candidate, place: Place) -> Shortage | None:
     """Return the shortage of host memory for a candidate; None if it suffices or is unknown."""
     if place.ram_bytes is None:
         return None
@@ -212,38 +216,41 @@ def host_miss(candidate: Candidate, place: Place) -> Miss | None:
     available = int(place.ram_bytes * share)
     if candidate.memory.host_bytes <= available:
         return None
-    return Miss(
+    return Shortage(
         hardware=candidate.hardware, needs=candidate.memory.host_bytes, has=available, where="host memory"
     )
 
 
-def disk_miss(job: Job, target: Target, candidate: Candidate, place: Place) -> Miss | None:
+def disk_shortage(job: Job, target: Target, candidate: Candidate, place: Place) -> Shortage | None:
     """Return the shortage of disk space for a candidate; None if it suffices or is unknown."""
     if place.disk_bytes is None:
         return None
     needs = disk_of(job, target, candidate.layout)
     if needs <= place.disk_bytes:
         return None
-    return Miss(hardware=candidate.hardware, needs=needs, has=place.disk_bytes, where="disk")
+    return Shortage(hardware=candidate.hardware, needs=needs, has=place.disk_bytes, where="disk")
 
 
 def rank_plans(survey: Survey, top: int) -> Ranking:
     """Rank the candidates of a survey: the best ``top`` plans, and the nearest rejected ones."""
     best = survey.candidates[0]
     order = distinct(survey.candidates)
-    misses = of_misses(survey.misses, MOST_REJECTIONS // 2)
+    shortages = rejections_of_shortages(survey.shortages, MOST_REJECTIONS // 2)
     by_distance = sorted(
-        (miss for _, miss in survey.goal_misses), key=lambda miss: (miss.over is None, miss.over or 0.0)
+        (rejection for _, rejection in survey.goal_misses),
+        key=lambda rejection: (rejection.over is None, rejection.over or 0.0),
     )
-    goals_missed = list({miss.what.split(" (")[0]: miss for miss in reversed(by_distance)}.values())[::-1]
+    goals_missed = list(
+        {rejection.what.split(" (")[0]: rejection for rejection in reversed(by_distance)}.values()
+    )[::-1]
     near_goals = goals_missed[: MOST_REJECTIONS // 3]
     later_machines = later_ranked(best, order[1:], survey.goals, MOST_REJECTIONS)
     gpu_names = {candidate.gpu.name for candidate in order[:top] if candidate.gpu}
     other_machines = [
         line for line in later_machines if not any(f"x {name} (" in line.what for name in gpu_names)
     ]
-    rejected = (*near_goals, *misses, *other_machines)[:MOST_REJECTIONS]
-    plan_notes = tuple(str(line) for line in (*near_goals, *misses[:3], *later_machines))[:5]
+    rejected = (*near_goals, *shortages, *other_machines)[:MOST_REJECTIONS]
+    plan_notes = tuple(str(line) for line in (*near_goals, *shortages[:3], *later_machines))[:5]
     plans = [
         build_plan(survey, candidate, plan_notes if candidate is best else (), best)
         for candidate in order[:top]
@@ -261,11 +268,11 @@ def build_plan(survey: Survey, candidate: Candidate, rejected: Iterable[str], be
     """Build the Plan of a candidate of a survey, with the differences to the ``best`` one as reasons."""
     search = survey.searches[candidate.layout.precision]
     if not survey.candidates:
-        lines = reasons.nearest(candidate)
+        lines = reasons.missed_goals_note(candidate)
     elif candidate is best:
         lines = reasons.of_machine(candidate, survey.candidates, survey.target, survey.goals, survey.tokens)
     else:
-        lines = reasons.behind(candidate, best)
+        lines = reasons.compare_to_best(candidate, best)
     lines += reasons.of_layout(search, candidate)
     return assemble(
         survey.job,
@@ -302,7 +309,7 @@ def as_qlora(job: Job) -> Job | None:
     lean = replace(
         quantized, engine="auto", zero_stage=None, offload="none", fsdp_sharding=None, replicas=None
     )
-    quantized = with_engine(lean)
+    quantized = with_simplest_engine(lean)
     # A model that no engine can train is planned only, with any method
     return quantized if unsupported_job(quantized) is None or unsupported_job(job) is not None else None
 

@@ -7,16 +7,16 @@ from dataclasses import replace
 
 from estimator.formatting import format_list
 from estimator.job import Job, Target
-from estimator.planning.clusters import Survey, disk_miss, host_miss
-from estimator.planning.ranking import compared, figure
-from estimator.planning.search import INDISTINCT, Evidence, Search, precision_of
+from estimator.planning.clusters import Survey, disk_shortage, host_memory_shortage
+from estimator.planning.ranking import figure, format_change
+from estimator.planning.search import TIE_MARGIN, Evidence, Search, precision_of
 from estimator.vocabulary import ENGINES
 
-FEW_MACHINES = 2  # instance types on which engines are compared, the best with the simplest engine
+COMPARED_MACHINES = 2  # instance types on which engines are compared, the best with the simplest engine
 # Wins ties on GPUs: its defaults were measured on one (benchmarks/results/gpu_speed.md), those of the other
 # engines were not
-MEASURED = "fsdp2"
-SEEN = 0.001  # minimum difference to report
+TIE_WINNER = "fsdp2"
+MIN_REPORTED_DIFFERENCE = 0.001  # minimum difference to report
 Speeds = Mapping[str, float | None]
 """Tokens per second by engine; None: it does not fit, or its speed is unknown."""
 
@@ -32,7 +32,7 @@ def by_preference(jobs: Sequence[Job]) -> list[list[Job]]:
     A later group is used only if no engine of an earlier one has a plan. If all engines keep master weights,
     the last group consists of those that also support pure bf16, in that precision.
     """
-    jobs = sorted(jobs, key=lambda job: job.engine != MEASURED)
+    jobs = sorted(jobs, key=lambda job: job.engine != TIE_WINNER)
     fp32_masters = [job for job in jobs if keeps_masters(job)]
     without_masters = [job for job in jobs if not keeps_masters(job)] or [
         replace(job, precision="bf16") for job in fp32_masters if "bf16" in ENGINES[job.engine].precisions
@@ -45,7 +45,7 @@ def faster_than(engine: str, speeds: Speeds) -> str | None:
     current = speeds[engine] or 0.0
     known_speeds = {name: speed for name, speed in speeds.items() if speed}
     fastest = max(known_speeds, key=lambda name: known_speeds[name], default=engine)
-    return fastest if (speeds[fastest] or 0.0) > current * (1 + INDISTINCT) else None
+    return fastest if (speeds[fastest] or 0.0) > current * (1 + TIE_MARGIN) else None
 
 
 def clearly_better(survey: Survey, jobs: Sequence[Job]) -> Job | None:
@@ -57,13 +57,13 @@ def clearly_better(survey: Survey, jobs: Sequence[Job]) -> Job | None:
     rivals: list[tuple[float, Job]] = []
     for job in jobs:
         if job.engine != survey.job.engine:
-            rival = next(iter(survey.by_engine(job, machines=FEW_MACHINES).candidates), None)
+            rival = next(iter(survey.by_engine(job, machines=COMPARED_MACHINES).candidates), None)
             if rival is not None and rival.idle_gpus <= best.idle_gpus:
                 rivals.append((figure(rival, survey.goals, survey.tokens), job))
     if not rivals:
         return None
     least, rival_job = min(rivals, key=lambda pair: pair[0])
-    return rival_job if least * (1 + INDISTINCT) < figure(best, survey.goals, survey.tokens) else None
+    return rival_job if least * (1 + TIE_MARGIN) < figure(best, survey.goals, survey.tokens) else None
 
 
 def speeds_on_best(survey: Survey, jobs: Sequence[Job], target: Target, evidence: Evidence) -> Speeds:
@@ -81,7 +81,7 @@ def speeds_on_best(survey: Survey, jobs: Sequence[Job], target: Target, evidence
         if (
             candidate is not None
             and place is not None
-            and (host_miss(candidate, place) or disk_miss(rival, target, candidate, place))
+            and (host_memory_shortage(candidate, place) or disk_shortage(rival, target, candidate, place))
         ):
             candidate = None
         speeds[job.engine] = candidate.speed.tokens_per_second if candidate is not None else None
@@ -105,8 +105,10 @@ def reason(engine: str, speeds: Speeds, *, skipped: str = "") -> str:
         return f"engine {engine}: {prefix}{explanation}"
     second = max(other_speeds, key=lambda name: other_speeds[name])
     gain = other_speeds[second] / chosen_speed - 1
-    difference = compared(gain, "faster", "slower") if abs(gain) >= SEEN else "as fast"
-    tie = SEEN <= gain <= INDISTINCT
-    advantage = "was measured with its defaults" if engine == MEASURED else "is simpler"
+    difference = (
+        format_change(gain, "faster", "slower") if abs(gain) >= MIN_REPORTED_DIFFERENCE else "as fast"
+    )
+    tie = MIN_REPORTED_DIFFERENCE <= gain <= TIE_MARGIN
+    advantage = "was measured with its defaults" if engine == TIE_WINNER else "is simpler"
     preferred = f", a tie, and {engine} {advantage}" if tie else ""
     return f"engine {engine}: {prefix}the runner-up, {second}, is {difference} on these GPUs{preferred}"

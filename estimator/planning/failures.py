@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 
 from estimator.engines.support import unsupported_job
 from estimator.errors import CannotFit, UserError
-from estimator.formatting import format_duration, format_usd
+from estimator.formatting import format_count, format_duration, format_usd
 from estimator.job import Job, Target
 from estimator.plan import Plan
 from estimator.planning.clusters import Survey, as_qlora, best_or_none, build_plan
 from estimator.planning.goals import Goals
 from estimator.planning.ranking import Rejection
-from estimator.planning.search import Candidate, title
+from estimator.planning.search import Candidate, describe_job
 from estimator.suggestions import Suggestion
 from estimator.vocabulary import ENGINES, LAUNCHED_ENGINES, METHODS, SHARDINGS, LaunchedOptimizer
 
@@ -51,7 +51,7 @@ def of_error(job: Job, error: CannotFit) -> Failure:
 def of_survey(survey: Survey) -> Failure:
     """Build the failure of a survey of layouts and machines without a plan."""
     method = survey.job.method
-    if survey.goal_misses and all(miss.kind == "interruptions" for _, miss in survey.goal_misses):
+    if survey.goal_misses and all(rejection.kind == "interruptions" for _, rejection in survey.goal_misses):
         return _interrupted(survey)
     if survey.goal_misses:
         problem, nearest, suggestion = _goals_missed(survey)
@@ -66,17 +66,19 @@ def of_survey(survey: Survey) -> Failure:
             ),
         )
     # A layout that lacks only disk space is nearer than one that does not fit the GPUs
-    miss = min(survey.misses, key=lambda miss: (miss.where != "disk", miss.over), default=None)
-    if miss is not None:
-        subject = f"{method} on {miss.hardware}"
-        problem = f"{title(survey.job)} does not fit on the requested hardware; nearest: {miss}."
-        problem += _DISK if miss.where == "disk" else _no_sharding_note(survey.job)
+    shortage = min(
+        survey.shortages, key=lambda shortage: (shortage.where != "disk", shortage.over), default=None
+    )
+    if shortage is not None:
+        subject = f"{method} on {shortage.hardware}"
+        problem = f"{describe_job(survey.job)} does not fit on the requested hardware; nearest: {shortage}."
+        problem += _DISK if shortage.where == "disk" else _no_sharding_note(survey.job)
         return Failure(
-            Rejection(what=subject, reason=miss.reason, kind="method", over=miss.over),
-            (1, miss.over),
+            Rejection(what=subject, reason=shortage.reason, kind="method", over=shortage.over),
+            (1, shortage.over),
             lambda: _memory_missed(survey, problem),
         )
-    reason = _no_batch(survey)
+    reason = _indivisible_batch(survey)
     advice = "Choose another batch size, or leave parallelism or GPU counts to the planner."
     return Failure(
         Rejection(what=method, reason=reason, kind="method"),
@@ -87,11 +89,11 @@ def of_survey(survey: Survey) -> Failure:
 
 def _interrupted(survey: Survey) -> Failure:
     """Build the failure of spot instances that are interrupted too often for the run to finish."""
-    nearest, miss = min(survey.goal_misses, key=lambda pair: pair[1].over or math.inf)
-    problem = f"On spot instances this run would hardly finish on {nearest.hardware}: {miss.reason}"
+    nearest, rejection = min(survey.goal_misses, key=lambda pair: pair[1].over or math.inf)
+    problem = f"On spot instances this run would hardly finish on {nearest.hardware}: {rejection.reason}"
     return Failure(
         Rejection(what=survey.job.method, reason=problem, kind="method"),
-        (0, miss.over or math.inf),
+        (0, rejection.over or math.inf),
         lambda: UserError(
             f"{problem}.",
             (
@@ -102,24 +104,23 @@ def _interrupted(survey: Survey) -> Failure:
     )
 
 
-def _no_batch(survey: Survey) -> str:
+def _indivisible_batch(survey: Survey) -> str:
     counts = sorted(survey.indivisible)
     if not counts:
         return "no instance type has the requested number of GPUs"
-    numbers = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    return (
-        f"a batch of {survey.job.global_batch_size} is not divisible over {numbers} GPU(s) with these options"
-    )
+    first, last = counts[0], counts[-1]
+    gpus = format_count(first, "GPU") if first == last else f"{first} to {last} GPUs"
+    return f"a batch of {survey.job.global_batch_size} is not divisible over {gpus} with these options"
 
 
 def _goals_missed(survey: Survey) -> tuple[str, Candidate, Suggestion]:
     """Return the problem, the nearest plan, and the change that would allow it."""
     goals, tokens = survey.goals, survey.tokens
-    kinds = {miss.kind for _, miss in survey.goal_misses}
+    kinds = {rejection.kind for _, rejection in survey.goal_misses}
     amount = f"{_count(tokens)} tokens of {survey.job.model.name} ({survey.job.method})"
     if "budget" in kinds:
         # Candidates that miss the deadline as well do not help
-        over_budget = [item for item, miss in survey.goal_misses if miss.kind == "budget"]
+        over_budget = [item for item, rejection in survey.goal_misses if rejection.kind == "budget"]
         best = min(over_budget, key=lambda item: item.usd(tokens) or math.inf)
         within = f" within {goals.deadline_hours:g} h" if goals.deadline_hours is not None else ""
         usd = best.usd(tokens) or 0.0
@@ -130,7 +131,7 @@ def _goals_missed(survey: Survey) -> tuple[str, Candidate, Suggestion]:
         )
         return problem, best, {"budget_usd": math.ceil(usd)}
     if "deadline" in kinds:
-        too_slow = [item for item, miss in survey.goal_misses if miss.kind == "deadline"]
+        too_slow = [item for item, rejection in survey.goal_misses if rejection.kind == "deadline"]
         best = min(too_slow, key=lambda item: item.hours(tokens) or math.inf)
         hours, price = best.hours(tokens) or 0.0, best.usd(tokens)
         problem = (
@@ -139,9 +140,9 @@ def _goals_missed(survey: Survey) -> tuple[str, Candidate, Suggestion]:
             + (f", for {format_usd(price)}" if price is not None else "")
         )
         return problem, best, {"deadline_hours": f"{math.ceil(hours * 10) / 10:g}"}
-    candidate, miss = survey.goal_misses[0]
-    goal = "deadline" if miss.kind == "speed" else "budget"
-    problem = f"{title(survey.job)} fits, but whether it meets the {goal} is unknown; {miss}"
+    candidate, rejection = survey.goal_misses[0]
+    goal = "deadline" if rejection.kind == "speed" else "budget"
+    problem = f"{describe_job(survey.job)} fits, but whether it meets the {goal} is unknown; {rejection}"
     return problem, candidate, {"deadline_hours" if goal == "deadline" else "budget_usd": None}
 
 
@@ -234,11 +235,11 @@ _LEFT_TO_THE_PLANNER = {
     "recompute.every": "recompute_every",
     "micro_batch_size": "micro_batch_size",
 }
-"""Settings that the planner decides where they are not set, by the name of the job's field."""
+"""Settings that the planner decides if they are not set, with the name of the field of Job."""
 
 
 def without_costly_options(job: Job, fits: Callable[[Job], bool]) -> Iterator[Suggestion]:
-    """Suggest to leave out an option that takes memory, or a lower rank, if that alone makes the job fit."""
+    """Suggest leaving out one option that takes memory, or a lower rank, if that makes the job fit."""
     options: list[tuple[Suggestion, dict[str, object]]] = []
     if job.precision == "fp32":
         options.append(({"precision": None}, {"precision": "auto"}))

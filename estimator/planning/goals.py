@@ -37,7 +37,7 @@ class Goals:
     instance_types: tuple[str, ...] = ()
     spot: bool = False  # use spot instances at spot prices
     interruption_rate: float | None = None  # per spot node and hour; None: from the table, if known
-    max_disruptions: int = DISRUPTIONS  # after which a run continues
+    max_disruptions: int = DISRUPTIONS  # number of disruptions after which a run continues
     cluster: Cluster | None = None  # plan for its present and possible nodes instead of a catalogue
     max_nodes: int | None = None
     max_gpus: int | None = None  # of all nodes

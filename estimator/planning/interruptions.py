@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from estimator.formatting import format_duration
+from estimator.formatting import format_count, format_duration
 from estimator.plan import Interruptions
 from estimator.planning.interruption_rates import Rate
 from estimator.planning.start_up import rates_of
@@ -21,7 +21,7 @@ LEAST_COMPLETION_PROBABILITY = 0.5  # probability of finishing below which a run
 FORMULA = "Young 1974, Daly 2006"
 
 
-def foresee(
+def predict_interruptions(
     rate: Rate,
     *,
     nodes: int,
@@ -105,7 +105,7 @@ def completion_probability(wall: float, spot: Interruptions, budget: int) -> flo
     return min(1.0, math.fsum(map(math.exp, logs))) if mean > 0 else 1.0
 
 
-def against_budget(wall: float, spot: Interruptions, budget: int) -> str | None:
+def completion_obstacle(wall: float, spot: Interruptions, budget: int) -> str | None:
     """Return the reason, with the arithmetic, why a run of this length would hardly finish, or None."""
     probability = completion_probability(wall, spot, budget)
     if probability >= LEAST_COMPLETION_PROBABILITY:
@@ -149,4 +149,6 @@ def unknown_rate(rate: Rate) -> str:
 
 def _describe_rate(spot: Interruptions) -> str:
     """Format the number of spot nodes and their rate of interruptions."""
-    return f"{spot.nodes} spot node(s) with {spot.per_node_hour:g} interruptions per node and hour"
+    return (
+        f"{format_count(spot.nodes, 'spot node')} with {spot.per_node_hour:g} interruptions per node and hour"
+    )

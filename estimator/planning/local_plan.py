@@ -8,7 +8,7 @@ from estimator import hardware
 from estimator.engines.liger import refuse_cpu
 from estimator.engines.support import refuse_gpu
 from estimator.errors import CannotFit, UserError
-from estimator.formatting import format_bytes, format_duration
+from estimator.formatting import format_bytes, format_count, format_duration
 from estimator.job import Job, Machine, Target
 from estimator.plan import Plan
 from estimator.planning import reasons
@@ -17,7 +17,15 @@ from estimator.planning.clusters import best_or_none
 from estimator.planning.failures import smaller, with_lean_states, without_costly_options
 from estimator.planning.goals import Goals
 from estimator.planning.places import LARGEST_MODEL_ON_CPU
-from estimator.planning.search import Evidence, Search, divides, indivisible, percent, precision_of, title
+from estimator.planning.search import (
+    Evidence,
+    Search,
+    describe_job,
+    divides,
+    indivisible_batch_error,
+    percent,
+    precision_of,
+)
 from estimator.suggestions import Suggestion
 
 # Maximum request of a CPU process on a cluster, which nearly every cluster can meet. General-purpose
@@ -46,8 +54,8 @@ def plan_local(job: Job, target: Target, goals: Goals, evidence: Evidence) -> Pl
         )
     if limit is not None and hours is not None and hours > limit:
         raise CannotFit(
-            f"{title(job)} takes {format_duration(hours * 3600)} of {limit:g} h on {describe_place(target)}: "
-            f"{percent(hours / limit - 1)} over.",
+            f"{describe_job(job)} takes {format_duration(hours * 3600)} of {limit:g} h on "
+            f"{describe_place(target)}: {percent(hours / limit - 1)} over.",
             "Train on fewer tokens, or use `finetune plan` to find other hardware.",
             example_plan=plan,
         )
@@ -69,7 +77,7 @@ def _plan(job: Job, target: Target, goals: Goals, evidence: Evidence) -> Plan:
     if target.gpus and not machine.gpus and target.device == "auto":
         raise UserError(
             f"--gpus {target.gpus}: {describe_place(target)} has no NVIDIA GPU reported by a driver.",
-            f"Use --device cpu for {target.gpus} process(es) on CPUs, or remove --gpus.",
+            f"Use --device cpu for {format_count(target.gpus, 'process')} on CPUs, or remove --gpus.",
         )
     if machine.gpus and target.device != "cpu":
         return _on_gpus(job, target, machine, goals, evidence)
@@ -109,34 +117,36 @@ def _check_gpu(target: Target, machine: Machine) -> None:
 
 def _on_gpus(job: Job, target: Target, machine: Machine, goals: Goals, evidence: Evidence) -> Plan:
     nodes = target.nodes or 1
-    max_gpus = len(machine.gpus) // target.sharers
+    max_gpus = len(machine.gpus) // target.nodes_per_machine
     if (target.gpus or 1) > max_gpus and target.kind == "allocation":
         raise UserError(
-            f"{target.gpus} GPU(s) per node are requested, {describe_place(target)} has {max_gpus}.",
+            f"{target.gpus} GPUs per node are requested, {describe_place(target)} has {max_gpus}.",
             "Request more from the scheduler, or fewer with --gpus.",
         )
     if (target.gpus or 1) > max_gpus:
+        requested = format_count(nodes * (target.gpus or 1), "GPU")
         raise UserError(
-            f"{nodes} local node(s) of {target.gpus or 1} GPU(s) need {nodes * (target.gpus or 1)} GPUs, "
-            f"this machine has {len(machine.gpus)}.",
+            f"{requested} requested, this machine has {len(machine.gpus)}.",
             f"Request fewer with --gpus or --nodes, or use a cluster: {_CLUSTER}.",
         )
     counts = [target.gpus] if target.gpus else [n for n in range(max_gpus, 0, -1) if divides(job, nodes, n)]
     if not counts:
-        raise indivisible(job, nodes, f"{nodes} nodes")
-    gpus = machine.gpus[: target.sharers * counts[0]]
+        raise indivisible_batch_error(job, nodes, f"{nodes} nodes")
+    gpus = machine.gpus[: target.nodes_per_machine * counts[0]]
     name, capacity = gpus[0][0], min(size for _, size in gpus)
     gpu = hardware.find_gpu_by_nvml_name(name)
     capacity -= gpu.driver_bytes if gpu else 0
     if gpu is not None:
         refuse_gpu(job, gpu)
-    search = Search(job, precision_of(job, "cuda", gpu), "cuda", evidence, takes_tight=target.tight)
+    search = Search(job, precision_of(job, "cuda", gpu), "cuda", evidence, accepts_tight=target.tight)
     candidate = search.best(nodes, counts[0], capacity, gpu)
     if candidate is None:
-        miss = search.leanest(f"{nodes * counts[0]}x {name}", nodes, counts[0], capacity, gpu)
-        raise _cannot_fit_here(job, target, f"{title(job)} does not fit on the available GPUs: {miss}.")
+        shortage = search.smallest_shortage(f"{nodes * counts[0]}x {name}", nodes, counts[0], capacity, gpu)
+        raise _cannot_fit_here(
+            job, target, f"{describe_job(job)} does not fit on the available GPUs: {shortage}."
+        )
     lines = [
-        f"{describe_place(target)}'s {len(gpus)} of {len(machine.gpus)} GPU(s) "
+        f"{describe_place(target)}'s {len(gpus)} of {format_count(len(machine.gpus), 'GPU')} "
         f"({name}, {format_bytes(capacity)} each)"
     ]
     if counts[0] < max_gpus and not target.gpus:
@@ -152,13 +162,17 @@ def _on_cpu(job: Job, target: Target, machine: Machine, goals: Goals, evidence: 
     refuse_cpu(job)
     nodes, processes = target.nodes or 1, target.gpus or 1
     if not divides(job, nodes, processes):
-        raise indivisible(job, nodes * processes, f"{nodes} nodes of {processes} processes")
-    capacity = machine.ram_bytes // (target.sharers * processes)
-    search = Search(job, precision_of(job, "cpu", None), "cpu", evidence, takes_tight=target.tight)
+        raise indivisible_batch_error(job, nodes * processes, f"{nodes} nodes of {processes} processes")
+    capacity = machine.ram_bytes // (target.nodes_per_machine * processes)
+    search = Search(job, precision_of(job, "cpu", None), "cpu", evidence, accepts_tight=target.tight)
     candidate = search.best(nodes, processes, capacity, None)
     if candidate is None:
-        miss = search.leanest(f"{nodes * processes} process(es)", nodes, processes, capacity, None)
-        raise _cannot_fit_here(job, target, f"{title(job)} does not fit in the available memory: {miss}.")
+        shortage = search.smallest_shortage(
+            f"{format_count(nodes * processes, 'process')}", nodes, processes, capacity, None
+        )
+        raise _cannot_fit_here(
+            job, target, f"{describe_job(job)} does not fit in the available memory: {shortage}."
+        )
     reason = "as requested" if target.device == "cpu" else "no GPU here, and the model is small"
     if goals.cluster is not None:
         reason = f"{goals.cluster.where} has no GPU, and the model is small"
@@ -177,10 +191,10 @@ def _cannot_fit_here(job: Job, target: Target, problem: str) -> CannotFit:
     if target.kind == "allocation":
         suggestions = list(without_costly_options(job, lambda other: _fits(other, target)))
         suggestions += smaller(job, lambda other: _fits(other, target))
-        larger = "request more or larger nodes from the scheduler: `finetune plan` shows which would fit."
+        request = "Or request" if suggestions else "Request"
         return CannotFit(
             problem,
-            f"Or {larger}" if suggestions else f"A{larger[1:]}",
+            f"{request} more or larger nodes from the scheduler: `finetune plan` shows which would fit.",
             example_plan=cloud_plan,
             suggestions=tuple(suggestions),
             here=describe(machine) if machine else "",
@@ -215,12 +229,14 @@ def _fits(job: Job, target: Target) -> bool:
     if machine is None or not machine.gpus:
         return False
     nodes = target.nodes or 1
-    counts = [n for n in range(len(machine.gpus) // target.sharers, 0, -1) if divides(job, nodes, n)]
+    counts = [
+        n for n in range(len(machine.gpus) // target.nodes_per_machine, 0, -1) if divides(job, nodes, n)
+    ]
     count = target.gpus or next(iter(counts), 0)
     if not count or not divides(job, nodes, count):
         return False
     gpu = hardware.find_gpu_by_nvml_name(machine.gpus[0][0])
-    capacity = min(size for _, size in machine.gpus[: target.sharers * count])
+    capacity = min(size for _, size in machine.gpus[: target.nodes_per_machine * count])
     capacity -= gpu.driver_bytes if gpu else 0
     search = Search(job, precision_of(job, "cuda", gpu), "cuda")
     return search.best(nodes, count, capacity, gpu) is not None

@@ -72,7 +72,7 @@ def _leaner(search: Search, failed: Layout) -> Iterator[Layout]:
     same_ladders = [  # ladders that differ from the failed layout in the micro batch only
         ladder
         for ladder in ladders
-        if ladder.checkpointing == failed.activation_checkpointing and _divides_alike(ladder, failed, search)
+        if ladder.checkpointing == failed.activation_checkpointing and _shards_alike(ladder, failed, search)
     ]
     # At least halved, as there are usually only two attempts
     yield from _rungs(search, same_ladders, failed.micro_batch_size // 2)
@@ -81,11 +81,11 @@ def _leaner(search: Search, failed: Layout) -> Iterator[Layout]:
         for ladder in ladders
         if ladder.checkpointing
         and not failed.activation_checkpointing
-        and _divides_alike(ladder, failed, search)
+        and _shards_alike(ladder, failed, search)
     ]
     yield from _rungs(search, recomputed, failed.micro_batch_size)
     for ladder in ladders:  # sorted by sharding, least first
-        if ladder.checkpointing >= failed.activation_checkpointing and not _divides_alike(
+        if ladder.checkpointing >= failed.activation_checkpointing and not _shards_alike(
             ladder, failed, search
         ):
             yield from _rungs(search, [ladder], failed.micro_batch_size)
@@ -99,7 +99,7 @@ def _rungs(search: Search, ladders: list[Ladder], max_size: int) -> Iterator[Lay
             yield search.ladders.rung(ladder, fitting[-1])
 
 
-def _divides_alike(ladder: Ladder, failed: Layout, search: Search) -> bool:
+def _shards_alike(ladder: Ladder, failed: Layout, search: Search) -> bool:
     """Return whether a ladder shards the model like the failed layout."""
     first = search.ladders.rung(ladder)
     varying = ("micro_batch_size", "accumulation", "activation_checkpointing", *_RECOMPUTED)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from estimator.errors import UserError
+from estimator.formatting import format_count
 from estimator.hardware.cluster import Cluster, ClusterNodes
 from estimator.hardware.cluster.nodes import GPUS
-from estimator.hardware.cluster.taints import opening
+from estimator.hardware.cluster.taints import toleration_option
 from estimator.job import Job, Target
 from estimator.plan import MIB, Plan
 from estimator.planning import planner
@@ -19,7 +20,7 @@ def explain(error: UserError, job: Job, target: Target, cluster: Cluster) -> Use
 
     ``cluster``: including nodes with untolerated taints.
     """
-    unlimited = _plan_or_none(job, target, replace(cluster.open, quotas=()))
+    unlimited = _plan_or_none(job, target, replace(cluster.usable, quotas=()))
     if unlimited is not None:
         return _quota_error(error, unlimited, cluster)
     tainted_plan = _plan_or_none(job, target, cluster)
@@ -76,13 +77,13 @@ def _quota_error(error: UserError, plan: Plan, cluster: Cluster) -> UserError:
         "cpu": request.nodes * request.cpu,
         "memory": request.nodes * request.memory_mib * MIB,
     }
-    short = [quota for quota in cluster.quotas if needs.get(quota.resource, 0) > quota.most]
+    short = [quota for quota in cluster.quotas if needs.get(quota.resource, 0) > quota.limit]
     if not short:
         return error
-    quota = min(short, key=lambda quota: quota.most / needs[quota.resource])
-    machines = f"{request.nodes} node(s) of {request.gpus}"
+    quota = min(short, key=lambda quota: quota.limit / needs[quota.resource])
+    machines = f"{format_count(request.nodes, 'node')} of {request.gpus}"
     return UserError(
-        f"ResourceQuota {quota.name} allows {quota.amount(quota.most)} {quota.what} "
+        f"ResourceQuota {quota.name} allows {quota.amount(quota.limit)} {quota.key} "
         f"({quota.amount(quota.used)} of them in use); {plan.model} ({plan.method}) needs "
         f"{quota.amount(needs[quota.resource])}: {machines}.",
         f"Have the quota raised, or train with fewer resources. {error.advice}".strip(),
@@ -97,5 +98,5 @@ def _taint_error(plan: Plan, kinds: list[ClusterNodes]) -> UserError:
         f"The nodes that fit {plan.model} ({plan.method}) have the untolerated taint "
         f"{', '.join(first.untolerated_taints)}: "
         f"{first.instance.gpu_count}x {first.gpu.name} of {', '.join(names[:4])}{suffix}.",
-        f"If the run may use them, tolerate the taint: {opening(first.taints)}",
+        f"If the run may use them, tolerate the taint: {toleration_option(first.taints)}",
     )

@@ -49,7 +49,7 @@ class Spread:
             return "none"
         return "interleaved" if self.virtual_stages > 1 else "1f1b"
 
-    def makes_needless(self, other: Spread, nodes: int) -> bool:
+    def supersedes(self, other: Spread, nodes: int) -> bool:
         """Return whether ``other`` splits the model further than this spread, which fits.
 
         Splitting further costs communication or idle stages without a gain. On several nodes only spreads of
@@ -85,7 +85,7 @@ def spreads(job: Job, nodes: int, per_node: int) -> list[Spread]:
     return sorted(candidates, key=lambda spread: (spread.model_parallel, spread.context, spread.pipeline))
 
 
-def unshared(job: Job) -> Sharding:
+def single_process_sharding(job: Job) -> Sharding:
     """Return the sharding of a single process, which holds all states."""
     return ENGINES[job.engine].shardings[0]
 

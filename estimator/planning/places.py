@@ -14,7 +14,7 @@ from estimator.errors import UserError
 from estimator.hardware import Gpu, Instance
 from estimator.hardware.catalogue.parts import is_part
 from estimator.hardware.cluster.nodes import GPUS
-from estimator.hardware.cluster.taints import opening
+from estimator.hardware.cluster.taints import toleration_option
 from estimator.job import Job, Target
 from estimator.names import did_you_mean
 from estimator.planning.goals import Goals
@@ -31,8 +31,8 @@ ALLOCATABLE = 0.9  # share of a node's CPU and memory; the system and cluster po
 NODE_COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16)
 MORE_NODES = (24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)  # if the user allows them
 CLUSTER_CLOUDS = ("aws", "gcp", "azure")  # with a managed Kubernetes
-FREE = 0.9  # share of a present node's free resources: other pods may start before the run's
-WAITS = "the run waits"  # prefix of notes on busy resources
+FREE_SHARE = 0.9  # share of a present node's free resources: other pods may start before the run's
+WAIT_PREFIX = "the run waits"  # prefix of notes on busy resources
 MOST_OWN_GPUS = 8  # per node, if the user sets no number
 MOST_NAMED = 3  # pods and node groups in a message
 RDMA_FABRICS = ("EFA", "IB ", "RoCE", "RDMA", "GPUDirect")
@@ -215,7 +215,7 @@ class _Limits:
 
         def least(resource: str) -> float | None:
             lines = [quota for quota in cluster.quotas if quota.resource == resource]
-            return min((quota.left if now else quota.most for quota in lines), default=None)
+            return min((quota.remaining if now else quota.limit for quota in lines), default=None)
 
         used_quotas = tuple(quota for quota in cluster.quotas if quota.used and quota.resource == GPUS)
         return cls(gpus=least(GPUS), cpu=least("cpu"), memory_bytes=least("memory"), in_use=used_quotas)
@@ -277,7 +277,7 @@ def _places_of_kind(group: list[ClusterNodes], cluster: Cluster, spot: bool) -> 
     total = group[0].instance.gpu_count
     idle = [nodes for nodes in group if nodes.free_gpus >= total]
     tier = 3 if group[0].untolerated_taints else 2 if group[0].guessed else 0
-    now, later = _Limits.of(cluster, now=True), _Limits.of(cluster, now=False)
+    now, when_idle = _Limits.of(cluster, now=True), _Limits.of(cluster, now=False)
     candidates: list[Place | None] = []
     if idle:
         candidates.append(now.within(_place_of_nodes(idle, group, spot, tier)))
@@ -287,9 +287,9 @@ def _places_of_kind(group: list[ClusterNodes], cluster: Cluster, spot: bool) -> 
             part = _part_of(free, _power_of_two(nodes.free_gpus))
             note = f"{nodes.free_gpus} of {total} GPUs are free on {', '.join(nodes.names[:MOST_NAMED])}"
             candidates.append(now.within(replace(part, notes=(*part.notes, note))))
-    if len(idle) < len(group) or now != later:
-        complete = later.within(_place_of_nodes(group, group, spot, max(tier, 1), waits=True))
-        reasons = _waits_for(group, later)
+    if len(idle) < len(group) or now != when_idle:
+        complete = when_idle.within(_place_of_nodes(group, group, spot, max(tier, 1), waits=True))
+        reasons = _waits_for(group, when_idle)
         candidates.append(
             replace(complete, notes=(*complete.notes, *reasons)) if complete is not None else None
         )
@@ -313,8 +313,8 @@ def _place_of_nodes(
     return replace(
         place,
         gpu=min((nodes.gpu for nodes in members), key=lambda gpu: gpu.vram_bytes),
-        vcpu=int(min(cpu for cpu, _ in resources) * FREE),
-        ram_bytes=int(min(memory for _, memory in resources) * FREE),
+        vcpu=int(min(cpu for cpu, _ in resources) * FREE_SHARE),
+        ram_bytes=int(min(memory for _, memory in resources) * FREE_SHARE),
         allocatable=1.0,  # allocatable resources exclude system reservations
         rdma=place.rdma and (min(n.efa for n in members) > 0 or "EFA" not in first.instance.fabric),
         max_nodes=1
@@ -363,7 +363,7 @@ def _notes(first: ClusterNodes, group: list[ClusterNodes]) -> tuple[str, ...]:
     if first.guessed:
         lines.append("the instance type of an empty node group is unknown: yours is assumed")
     if untolerated := ", ".join(first.untolerated_taints):
-        lines.append(f"untolerated taint {untolerated}; tolerate it with {opening(first.taints)}")
+        lines.append(f"untolerated taint {untolerated}; tolerate it with {toleration_option(first.taints)}")
     return tuple(lines)
 
 
@@ -376,10 +376,10 @@ def _waits_for(group: list[ClusterNodes], limits: _Limits) -> list[str]:
         holders = sorted({pod for nodes in group for pod in nodes.holders})
         suffix = f" and {len(holders) - MOST_NAMED} more" if len(holders) > MOST_NAMED else ""
         users = f", by {', '.join(holders[:MOST_NAMED])}{suffix}" if holders else ""
-        lines.append(f"{WAITS}: {used} of these {total} {group[0].gpu.name} are in use now{users}")
+        lines.append(f"{WAIT_PREFIX}: {used} of these {total} {group[0].gpu.name} are in use now{users}")
     for quota in limits.in_use:
-        used_of = f"{quota.amount(quota.used)} of {quota.amount(quota.most)} {quota.what}"
-        lines.append(f"{WAITS}: of ResourceQuota {quota.name} {used_of} are in use now")
+        used_of = f"{quota.amount(quota.used)} of {quota.amount(quota.limit)} {quota.key}"
+        lines.append(f"{WAIT_PREFIX}: of ResourceQuota {quota.name} {used_of} are in use now")
     return lines
 
 
@@ -392,7 +392,7 @@ def _no_place_error(job: Job, target: Target, goals: Goals) -> UserError:
     options += [shlex.join((name, value)) for name, value in choices if value]
     requested = " and ".join(options)
     if goals.cluster is not None:
-        inventory = goals.cluster.in_words or "no usable NVIDIA GPU"
+        inventory = goals.cluster.gpu_summary or "no usable NVIDIA GPU"
         cluster = goals.cluster.where
         if goals.spot and goals.cluster.spot_queues:
             queues = " or ".join(goals.cluster.spot_queues[:MOST_NAMED])

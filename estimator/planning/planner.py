@@ -14,9 +14,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from estimator import hardware
-from estimator.engines.support import unlaunchable_processes, unsupported_job, with_engines
+from estimator.engines.support import jobs_by_engine, unlaunchable_processes, unsupported_job
 from estimator.errors import CannotFit, UserError
-from estimator.formatting import format_list
+from estimator.formatting import format_count, format_list
 from estimator.job import DEFAULT_BATCH, Job, Target
 from estimator.plan import Plan
 from estimator.planning.clusters import Survey, rank_plans, survey_places
@@ -33,7 +33,7 @@ from estimator.planning.local_plan import describe, describe_place, plan_local, 
 from estimator.planning.measured_gpus import UNMEASURED
 from estimator.planning.places import LARGEST_MODEL_ON_CPU
 from estimator.planning.ranking import Ranking, Rejection
-from estimator.planning.search import Evidence, divides, indivisible
+from estimator.planning.search import Evidence, divides, indivisible_batch_error
 from estimator.vocabulary import AUTOMATIC_METHODS, METHODS, PARALLEL_ENGINES
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def _plans(job: Job, target: Target, goals: Goals, top: int, evidence: Evidence)
             "--device cpu: instance types are chosen for their GPUs.",
             "Remove --device, or add --here or --from-cluster.",
         )
-    if target.device == "cpu" and not target.at_hand:
+    if target.device == "cpu" and not target.hardware_given:
         for name, value in (("--gpu", target.gpu), ("--instance-type", target.instance_type)):
             if value is not None:
                 raise UserError(
@@ -109,8 +109,8 @@ def _plans(job: Job, target: Target, goals: Goals, top: int, evidence: Evidence)
     elif _is_for_cpus(job, target, goals):
         target = replace(target, machine=pod_of_cpus(1))
     failures: list[Failure] = []
-    for engines in jobs:
-        outcome = _plan_method(engines, target, goals, top, evidence)
+    for engine_jobs in jobs:
+        outcome = _plan_method(engine_jobs, target, goals, top, evidence)
         if isinstance(outcome, Ranking):
             return _with_method_reason(outcome, job, rejections) if job.method == "auto" else outcome
         failures.append(outcome)
@@ -260,7 +260,7 @@ def _batch_reason(plan: Plan) -> str:
     return (
         f"global batch {layout.global_batch_size}: the nearest possible one to the default of "
         f"{DEFAULT_BATCH} ({layout.micro_batch_size} x {layout.accumulation} on {layout.data_parallel} "
-        "data-parallel process(es))"
+        "data-parallel processes)"
     )
 
 
@@ -271,8 +271,8 @@ def _jobs(job: Job, rejections: list[Rejection]) -> list[list[Job]]:
     engine.
     """
     if job.method != "auto":
-        return [with_engines(job)]
-    jobs = [with_engines(replace(job, method=method)) for method in job.methods]
+        return [jobs_by_engine(job)]
+    jobs = [jobs_by_engine(replace(job, method=method)) for method in job.methods]
     reasons = [unsupported_job(group[0]) for group in jobs]
     if all(reasons):
         reasons = [
@@ -318,4 +318,6 @@ def _check_world(jobs: list[Job], target: Target) -> None:
     if all(reasons):
         raise UserError(f"{reasons[0]}.", "Request another number of nodes or GPUs.")
     if not any(divides(candidate, nodes, gpus) for candidate in jobs):
-        raise indivisible(job, nodes * gpus, f"{nodes} node(s) of {gpus} process(es)")
+        raise indivisible_batch_error(
+            job, nodes * gpus, f"{format_count(nodes, 'node')} of {format_count(gpus, 'process')}"
+        )

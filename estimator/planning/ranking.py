@@ -13,10 +13,10 @@ from estimator.job import Target
 from estimator.plan import Plan
 from estimator.planning.capacity import why_rare
 from estimator.planning.goals import Goals
-from estimator.planning.interruptions import against_budget
-from estimator.planning.search import INDISTINCT, Candidate, Miss, complexity, percent
+from estimator.planning.interruptions import completion_obstacle
+from estimator.planning.search import TIE_MARGIN, Candidate, Shortage, complexity, percent
 
-WORTH_A_TRADE = 2.0  # minimum speedup of a plan of about the same price to mention it
+MIN_TRADE_SPEEDUP = 2.0  # minimum speedup of a plan of about the same price to mention it
 RejectionKind = Literal[
     "memory",
     "host memory",
@@ -89,10 +89,10 @@ def _trade(plans: tuple[Plan, ...]) -> str:
     trades = []
     for rank, plan in enumerate(plans[1:], 2):
         speed, hourly = plan.prediction.tokens_per_second, plan.prediction.usd_per_hour
-        if not speed or not hourly or speed < WORTH_A_TRADE * rate:
+        if not speed or not hourly or speed < MIN_TRADE_SPEEDUP * rate:
             continue
         extra_cost = hourly / speed / (first.usd_per_hour / rate) - 1
-        if extra_cost <= INDISTINCT:
+        if extra_cost <= TIE_MARGIN:
             trades.append((speed / rate, rank, extra_cost))
     if not trades:
         return ""
@@ -101,11 +101,13 @@ def _trade(plans: tuple[Plan, ...]) -> str:
     remedy = (
         "`--capacity any` ranks it by that" if low_availability else "`--prefer speed` puts the fastest first"
     )
-    price = compared(extra_cost, "more expensive", "cheaper") if abs(extra_cost) >= _VISIBLE else "as cheap"
+    price = (
+        format_change(extra_cost, "more expensive", "cheaper") if abs(extra_cost) >= _VISIBLE else "as cheap"
+    )
     return f"Plan {rank} is {times:.1f} times as fast as plan 1 and {price} per token; {remedy}."
 
 
-def in_order(
+def sort_candidates(
     candidates: list[Candidate], goals: Goals, *, tokens: int | None, target: Target
 ) -> list[Candidate]:
     """Sort candidates, best first, by a total order.
@@ -115,7 +117,7 @@ def in_order(
     machine never ranks before a clearly cheaper one with the same GPUs. Within a group, by price: of the
     complete job with start-up and expected out-of-memory restarts if ``tokens`` is known, otherwise per
     token; by GPU-hours if no price is known; by time with a budget or if speed is preferred. Ties are formed
-    in bands: the best figure and all within :data:`INDISTINCT` of it, then the best of the rest, and so on.
+    in bands: the best figure and all within :data:`TIE_MARGIN` of it, then the best of the rest, and so on.
     Within a band, by lower price per hour, fewer GPUs, simpler layout, fewer nodes.
     """
     groups: dict[tuple[bool, ...], list[tuple[float, Candidate]]] = {}
@@ -152,7 +154,7 @@ def _behind_cheaper(candidates: list[Candidate], keys: list[tuple[bool, ...]]) -
             cheaper = [
                 keys[rival]
                 for rival in members
-                if prices[rival] * (1 + INDISTINCT) < prices[index] and keys[rival][:3] == keys[index][:3]
+                if prices[rival] * (1 + TIE_MARGIN) < prices[index] and keys[rival][:3] == keys[index][:3]
             ]
             result[index] = max([keys[index], *cheaper])
     return result
@@ -172,7 +174,7 @@ def figure(candidate: Candidate, goals: Goals, tokens: int | None) -> float:
 def _banded(group: list[tuple[float, Candidate]]) -> Iterator[Candidate]:
     remaining = sorted(group, key=lambda item: item[0])
     while remaining:
-        limit = remaining[0][0] * (1 + INDISTINCT)
+        limit = remaining[0][0] * (1 + TIE_MARGIN)
         band = [item for item in remaining if item[0] <= limit]
         remaining = remaining[len(band) :]
         yield from (candidate for _, candidate in sorted(band, key=_within_band))
@@ -194,19 +196,19 @@ def _within_band(item: tuple[float, Candidate]) -> tuple[object, ...]:
 
 
 def describe_order(goals: Goals, capacity: str, *, priced: bool = True) -> str:
-    """Describe the order of :func:`in_order` in one line; ``priced``: whether prices are known."""
+    """Describe the order of :func:`sort_candidates` in one line; ``priced``: whether prices are known."""
     availability = "low on-demand availability, " if capacity == "usual" else ""
     first = goals.order if priced else goals.unpriced_order
-    ties = f"plans within {100 * INDISTINCT:.0f} % are treated as ties"
+    ties = f"plans within {100 * TIE_MARGIN:.0f} % are treated as ties"
     last = f"last: {availability}GPUs without a measured run, machines used in part"
     return f"{first}; {ties}: then lower price per hour, fewer GPUs, simpler layout; {last}"
 
 
-def against_goals(candidate: Candidate, goals: Goals, tokens: int | None) -> Rejection | None:
+def rejection_by_goals(candidate: Candidate, goals: Goals, tokens: int | None) -> Rejection | None:
     """Return the reason why a candidate misses deadline or budget, or is unlikely to finish, or None."""
     hours, usd = candidate.hours(tokens), candidate.usd(tokens)
     if candidate.interruptions is not None and hours is not None:
-        reason = against_budget(hours, candidate.interruptions, goals.max_disruptions)
+        reason = completion_obstacle(hours, candidate.interruptions, goals.max_disruptions)
         if reason is not None:
             return Rejection(what=candidate.hardware, reason=reason, kind="interruptions", over=hours)
     if goals.deadline_hours is not None:
@@ -230,13 +232,13 @@ def against_goals(candidate: Candidate, goals: Goals, tokens: int | None) -> Rej
     return None
 
 
-def of_misses(misses: list[Miss], limit: int) -> list[Rejection]:
+def rejections_of_shortages(shortages: list[Shortage], limit: int) -> list[Rejection]:
     """Return at most ``limit`` rejections, one per GPU type on which nothing fits, nearest first."""
     nearest: dict[str, Rejection] = {}
-    for miss in sorted(misses, key=lambda miss: miss.over):
-        kind: RejectionKind = miss.where
-        rejection = Rejection(what=miss.hardware, reason=miss.reason, kind=kind, over=miss.over)
-        nearest.setdefault(miss.hardware.split(" (")[0].partition("x ")[2], rejection)
+    for shortage in sorted(shortages, key=lambda shortage: shortage.over):
+        kind: RejectionKind = shortage.where
+        rejection = Rejection(what=shortage.hardware, reason=shortage.reason, kind=kind, over=shortage.over)
+        nearest.setdefault(shortage.hardware.split(" (")[0].partition("x ")[2], rejection)
     return list(nearest.values())[:limit]
 
 
@@ -260,18 +262,18 @@ def later_ranked(
     """
     lines: list[Rejection] = []
     gpu_names = {best.gpu.name if best.gpu else ""}
-    limit = (best.usd_per_token or 0.0) * (1 + INDISTINCT)
+    limit = (best.usd_per_token or 0.0) * (1 + TIE_MARGIN)
     for candidate in sorted(
         candidates, key=lambda item: not (why_rare(item.place) and (item.usd_per_token or math.inf) < limit)
     ):
         if candidate.gpu is None or candidate.gpu.name in gpu_names or len(lines) == max_lines:
             continue
         gpu_names.add(candidate.gpu.name)
-        lines.append(_behind(best, candidate, goals))
+        lines.append(_later_rejection(best, candidate, goals))
     return lines
 
 
-def _behind(best: Candidate, candidate: Candidate, goals: Goals) -> Rejection:
+def _later_rejection(best: Candidate, candidate: Candidate, goals: Goals) -> Rejection:
     if candidate.place is not None and candidate.place.ram_bytes is None:
         needs = format_bytes(candidate.memory.host_bytes)
         reason = f"fits its GPUs; needs {needs} of host memory, whose size is unknown"
@@ -282,18 +284,20 @@ def _behind(best: Candidate, candidate: Candidate, goals: Goals) -> Rejection:
     if goals.by_speed and speeds[0] and speeds[1]:
         slower = 1 - speeds[1] / speeds[0]
         reason = (
-            f"fits, {compared(slower, 'slower', 'faster')}" if slower else "fits, as fast and more expensive"
+            f"fits, {format_change(slower, 'slower', 'faster')}"
+            if slower
+            else "fits, as fast and more expensive"
         )
         return Rejection(what=candidate.hardware, reason=reason + mark, kind="speed", over=slower)
     if candidate.usd_per_token is not None and best.usd_per_token is not None:
         excess = candidate.usd_per_token / best.usd_per_token - 1
-        hourly = f", at {format_usd(candidate.usd_per_hour)} per hour" if abs(excess) < INDISTINCT else ""
-        reason = f"fits, {compared(excess, 'more expensive', 'cheaper')} per token{hourly}{mark}"
+        hourly = f", at {format_usd(candidate.usd_per_hour)} per hour" if abs(excess) < TIE_MARGIN else ""
+        reason = f"fits, {format_change(excess, 'more expensive', 'cheaper')} per token{hourly}{mark}"
         return Rejection(what=candidate.hardware, reason=reason, kind="price", over=excess)
     return Rejection(what=candidate.hardware, reason=f"fits; {unknown(candidate, goals)}{mark}", kind="price")
 
 
-def compared(difference: float, if_positive: str, if_negative: str) -> str:
+def format_change(difference: float, if_positive: str, if_negative: str) -> str:
     """Describe a relative difference: "3.0 % cheaper"."""
     return f"{percent(abs(difference))} {if_positive if difference >= 0 else if_negative}"
 

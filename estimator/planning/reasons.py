@@ -7,20 +7,20 @@ from dataclasses import replace
 
 from estimator.engines import automatic, fp16, varlen, vision
 from estimator.engines.setups import setup_of
-from estimator.engines.support import untried_line
-from estimator.formatting import format_bytes, format_duration, format_usd
+from estimator.engines.support import untested_family_note
+from estimator.formatting import format_bytes, format_count, format_duration, format_usd
 from estimator.job import DEGREES, Job, Target
 from estimator.memory import latents
-from estimator.memory.generation import drawn_batch, kv_cache_bytes
-from estimator.memory.states import computing
+from estimator.memory.generation import grpo_batch, kv_cache_bytes
+from estimator.memory.states import compute_size
 from estimator.models import DiffusionSpec, ModelSpec, weight_formats
 from estimator.plan import Layout, MemoryEstimate
 from estimator.planning.capacity import why_rare
 from estimator.planning.goals import Goals
 from estimator.planning.ladders import LARGEST_MICRO_BATCH
 from estimator.planning.measured_gpus import UNMEASURED
-from estimator.planning.ranking import compared
-from estimator.planning.search import INDISTINCT, Candidate, Search
+from estimator.planning.ranking import format_change
+from estimator.planning.search import TIE_MARGIN, Candidate, Search
 from estimator.planning.step_requests import PREPARE_CPU
 from estimator.vocabulary import ENGINES, LAUNCHED_ENGINES, METHODS, QUANTIZATIONS, TASKS
 
@@ -42,7 +42,7 @@ def of_layout(search: Search, candidate: Candidate) -> list[str]:
         *vision.reasons(job),
         *_task(search, candidate),
         *_conversion(job.model, vision=job.vision is not None),
-        *filter(None, [untried_line(job.model)]),
+        *filter(None, [untested_family_note(job.model)]),
     ]
 
 
@@ -118,8 +118,8 @@ def _latents(model: DiffusionSpec, candidate: Candidate) -> str:
 def _answer_generation(search: Search, candidate: Candidate) -> str:
     """Describe answer generation in a GRPO step: completions, KV cache, and share of the step time."""
     setup = search.setup(candidate.layout)
-    batch = drawn_batch(setup)
-    cache = kv_cache_bytes(setup.model, batch.sequences, batch.tokens, bytes_each=computing(setup))
+    batch = grpo_batch(setup)
+    cache = kv_cache_bytes(setup.model, batch.sequences, batch.tokens, bytes_each=compute_size(setup))
     line = (
         f"grpo: a process generates the {batch.sequences} completions of a step at once, up to "
         f"{batch.new_tokens} tokens each: KV cache of {format_bytes(cache)}, freed before the activations"
@@ -231,7 +231,7 @@ def _why_so_small(search: Search, candidate: Candidate) -> str:
     change = "it" if largest.activation_checkpointing > layout.activation_checkpointing else "another"
     if speeds[0] is None or speeds[1] is None:
         return f"{text}; {largest.micro_batch_size} fits with {change}"
-    difference = compared(speeds[0] / speeds[1] - 1, "faster", "slower")
+    difference = format_change(speeds[0] / speeds[1] - 1, "faster", "slower")
     return f"{text}; {largest.micro_batch_size} fits with {change}, and is {difference}"
 
 
@@ -257,8 +257,9 @@ def _part_recomputed(search: Search, candidate: Candidate, uncheckpointed: Memor
     full = replace(layout, recompute="full", recompute_every=1)
     speed = search.speed(full, candidate.gpu, candidate.place).tokens_per_second
     gain = (candidate.speed.tokens_per_second or 0.0) / speed - 1 if speed else 0.0
+    change = format_change(gain, "faster", "slower")
     return (
-        f"activation checkpointing {layout.checkpointing}: {compared(gain, 'faster', 'slower')} than full; "
+        f"activation checkpointing {layout.checkpointing}: {change} than full; "
         f"without it this micro batch needs {uncheckpointed.describe()}"
     )
 
@@ -288,7 +289,7 @@ def of_machine(
     place, gpu, layout = best.place, best.gpu, best.layout
     if place is None or gpu is None:
         return []
-    size = f"{layout.nodes} node(s) of {layout.processes_per_node}x {gpu.name}"
+    size = f"{format_count(layout.nodes, 'node')} of {layout.processes_per_node}x {gpu.name}"
     rivals = [
         rival for rival in candidates if place.ram_bytes is None or not rival.place or rival.place.ram_bytes
     ]
@@ -320,7 +321,7 @@ def of_machine(
         )
     elif best.speed.tokens_per_second is not None:
         line = (
-            f"{size}: {place.name} needs the fewest GPU-hours, or within {INDISTINCT:.0%} of them, of "
+            f"{size}: {place.name} needs the fewest GPU-hours, or within {TIE_MARGIN:.0%} of them, of "
             f"{machines}; prices are unknown"
         )
     else:
@@ -337,10 +338,10 @@ def _cheapest(best: Candidate, candidates: list[Candidate], tokens: int | None) 
 
     least = min(map(cost, candidates))
     if cost(best) <= least:
-        return "the cheapest" + ("" if tokens is not None else " a token")
+        return "the cheapest" + ("" if tokens is not None else " per token")
     amount = format_usd(least) if tokens is not None else f"{format_usd(least * 1e6)} per million tokens"
     return (
-        f"the cheapest per hour ({format_usd(best.usd_per_hour)}) of those within {INDISTINCT:.0%} "
+        f"the cheapest per hour ({format_usd(best.usd_per_hour)}) of those within {TIE_MARGIN:.0%} "
         f"of the cheapest, {amount},"
     )
 
@@ -356,24 +357,25 @@ def _fastest(best: Candidate, candidates: list[Candidate], tokens: int | None) -
     if time(best) <= min(map(time, candidates)):
         return "the fastest"
     choice = "the cheapest per hour" if best.usd_per_hour is not None else "the smallest"
-    return f"{choice} of those within {INDISTINCT:.0%} of the fastest,"
+    return f"{choice} of those within {TIE_MARGIN:.0%} of the fastest,"
 
 
-def nearest(candidate: Candidate) -> list[str]:
+def missed_goals_note(candidate: Candidate) -> list[str]:
     """Explain why a plan that misses the goals is shown."""
     return [f"{candidate.hardware} is the nearest of all that fit", *_price_and_limits(candidate)]
 
 
-def behind(candidate: Candidate, best: Candidate) -> list[str]:
+def compare_to_best(candidate: Candidate, best: Candidate) -> list[str]:
     """Compare a lower-ranked plan with the best one."""
     parts = [f"fits on {candidate.hardware}"]
     if candidate.usd_per_token is not None and best.usd_per_token is not None:
         parts.append(
-            compared(candidate.usd_per_token / best.usd_per_token - 1, "dearer", "cheaper") + " a token"
+            format_change(candidate.usd_per_token / best.usd_per_token - 1, "more expensive", "cheaper")
+            + " per token"
         )
     speeds = (candidate.speed.tokens_per_second, best.speed.tokens_per_second)
     if speeds[0] is not None and speeds[1] is not None:
-        parts.append(compared(speeds[0] / speeds[1] - 1, "faster", "slower"))
+        parts.append(format_change(speeds[0] / speeds[1] - 1, "faster", "slower"))
     return [", ".join(parts) + (" than the best" if len(parts) > 1 else ""), *_price_and_limits(candidate)]
 
 

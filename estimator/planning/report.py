@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 
-from estimator.formatting import MIB, format_bytes, format_duration, format_usd
+from estimator.formatting import MIB, format_bytes, format_count, format_duration, format_usd
 from estimator.plan import Layout, LearningRate, Plan, Prediction, Request
 from estimator.vocabulary import SHARDINGS, TASKS
 
@@ -58,10 +58,10 @@ def _where(plan: Plan) -> str:
 
 def _request(plan: Plan) -> str:
     request = plan.request
-    kind = "spot node(s)" if request.spot else "node(s)"
+    nodes = format_count(request.nodes, "spot node" if request.spot else "node")
     labels = "".join(f", labeled {name}={value}" for name, value in request.node_labels)
     return (
-        f"{request.nodes} {kind}, each: {request.gpus}, {request.cpu} CPU, "
+        f"{nodes}, each: {request.gpus}, {request.cpu} CPU, "
         f"{format_bytes(request.memory_mib * MIB)} memory, "
         f"{format_bytes(request.shared_memory_mib * MIB)} shared memory, "
         f"{format_bytes(request.disk_mib * MIB)} disk{labels}"
@@ -83,7 +83,7 @@ def _layout(plan: Plan) -> str:
     layout = plan.layout
     factors = f"{layout.micro_batch_size} x {layout.accumulation} x {layout.data_parallel}"
     parts = [
-        f"{layout.world_size} process(es) on {layout.device}, {describe_layout(layout)}",
+        f"{format_count(layout.world_size, 'process')} on {layout.device}, {describe_layout(layout)}",
         f"batch {layout.global_batch_size} = {factors}",
         plan.length,
         layout.precision,

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from estimator.engines import automatic
 from estimator.hardware import VARIABLE
-from estimator.hardware.cluster.taints import opening
+from estimator.hardware.cluster.taints import toleration_option
 from estimator.job import DEFAULT_BATCH
-from estimator.option_names import option_words
+from estimator.option_names import option_arguments
 from estimator.planning.job_settings import changed_settings
 from estimator.planning.obstacles import taints_of
 from estimator.vocabulary import TASKS
@@ -46,7 +46,7 @@ def run_command(
     taints = taints_of(plan, cluster) if cluster is not None else ()
     arguments = [*FLOW]
     if plan.target != "local":
-        arguments += shlex.split(opening(taints)) if taints else ("--with", "kubernetes")
+        arguments += shlex.split(toleration_option(taints)) if taints else ("--with", "kubernetes")
     arguments += ["--model", model, "--method", plan.method, "--engine", plan.engine]
     arguments += ["--nodes", str(plan.request.nodes)]
     if plan.layout.device == "cpu":
@@ -54,7 +54,9 @@ def run_command(
     else:
         arguments += ["--gpus", str(plan.request.gpus_per_node)]
         arguments += () if plan.target == "local" else _machine(plan)
-    arguments += [argument for name, value in _settings(plan, job) for argument in option_words(name, value)]
+    arguments += [
+        argument for name, value in _settings(plan, job) for argument in option_arguments(name, value)
+    ]
     variables = {NAMESPACE_VARIABLE: namespace, VARIABLE: hardware_file and str(hardware_file)}
     assignments = [f"{name}={shlex.quote(value)} " for name, value in variables.items() if value]
     return "".join(assignments) + shlex.join(arguments)
@@ -74,7 +76,7 @@ def _explicit_choices(plan: Plan, job: Job) -> Iterator[tuple[str, object]]:
         default = replace(default, packing=False)  # the command names the batch, in rows
     layout = plan.layout
     decided, default = (
-        automatic.decided(each, layout.device, layout.precision) for each in (decided, default)
+        automatic.with_choices(each, layout.device, layout.precision) for each in (decided, default)
     )
     for choice in automatic.CHOICES:
         if getattr(decided, choice) != getattr(default, choice):

@@ -12,13 +12,13 @@ from estimator.engines import automatic, fp16
 from estimator.engines.setups import setup_of
 from estimator.engines.support import unsupported_job
 from estimator.errors import UserError
-from estimator.formatting import format_bytes
+from estimator.formatting import format_bytes, format_count
 from estimator.hardware import Gpu
 from estimator.job import Job, nearest_multiple
 from estimator.plan import Interruptions, Layout, MemoryEstimate, StartUp
-from estimator.planning.interruptions import foresee, wall_hours
+from estimator.planning.interruptions import predict_interruptions, wall_hours
 from estimator.planning.ladders import Ladder, Ladders
-from estimator.planning.parallelism import Spread, spreads, unshared
+from estimator.planning.parallelism import Spread, single_process_sharding, spreads
 from estimator.planning.places import Place
 from estimator.planning.start_up import start_up
 from estimator.risk import least_capacity, out_of_memory_risk, verdict_of
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from estimator.calibration import Calibration
     from estimator.throughput import MeasuredBandwidth
 
-MOST_WEIGHED = 8  # layouts per number of GPUs that are compared to report the smallest shortage
+MAX_LEAN_LAYOUTS = 8  # layouts per number of GPUs that are compared to report the smallest shortage
 # Relative differences below this are ties: four fifths of published speeds are from 15 % below the predicted
 # one to 19 % above it (data/efficiency.csv, range), and part of the error is common to all plans of a job, as
 # are model and engine.
-INDISTINCT = 0.2
+TIE_MARGIN = 0.2
 # From an out-of-memory failure to the next request: the steps up to the peak, and the reaction of a person or
 # of the flow. A choice.
 REPLAN_HOURS = 0.1
@@ -54,7 +54,7 @@ class Evidence:
     """Measurements that replace general values."""
 
     calibration: Calibration | None = None  # finished runs, for memory
-    bandwidth: MeasuredBandwidth | None = None  # of collectives, for speed
+    bandwidth: MeasuredBandwidth | None = None  # measured bus bandwidth of collectives
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -145,12 +145,12 @@ class Candidate:
     def hardware(self) -> str:
         """Description of GPUs and nodes."""
         if self.gpu is None or self.place is None:
-            return f"{self.layout.world_size} process(es)"
-        return shape(self.place, self.layout.nodes, self.layout.processes_per_node)
+            return f"{format_count(self.layout.world_size, 'process')}"
+        return describe_nodes(self.place, self.layout.nodes, self.layout.processes_per_node)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Miss:
+class Shortage:
     """Shortage, in bytes, on hardware that not even the leanest layout fits."""
 
     hardware: str
@@ -189,11 +189,11 @@ class Search:
         device: Device,
         evidence: Evidence | None = None,
         *,
-        takes_tight: bool = False,
+        accepts_tight: bool = False,
     ) -> None:
         self.requested = job
-        self.job = job = automatic.decided(job, device, precision)
-        self.takes_tight = takes_tight
+        self.job = job = automatic.with_choices(job, device, precision)
+        self.accepts_tight = accepts_tight
         self.ladders = Ladders(job, precision, device)
         self.evidence = evidence or Evidence()
         self._setups: dict[Layout, Setup] = {}
@@ -203,25 +203,25 @@ class Search:
         self._speeds: dict[tuple[object, ...], throughput.Speed] = {}
         self._measured: dict[str | None, bool] = {}
         self._needs: dict[tuple[int, int, str | None], int] = {}
-        self._whole_states: int | None = None
+        self._total_state_bytes: int | None = None
         self._fitting: dict[tuple[object, ...], list[Layout]] = {}
 
     def best(
         self, nodes: int, processes: int, capacity: int, gpu: Gpu | None, place: Place | None = None
     ) -> Candidate | None:
-        """Return the simplest layout that fits and is within :data:`INDISTINCT` of the fastest, or None.
+        """Return the simplest layout that fits and is within :data:`TIE_MARGIN` of the fastest, or None.
 
         Tight layouts are considered only if no other fits.
         """
         layouts = self.fitting(nodes, processes, capacity, gpu)
         if not layouts:
             return None
-        if not self.takes_tight:
+        if not self.accepts_tight:
             layouts = [option for option in layouts if not self.is_tight(option, capacity, gpu)] or layouts
         speeds = [self.speed(layout, gpu, place) for layout in layouts]
         rates = [speed.tokens_per_second or 0.0 for speed in speeds]
         fastest = max(rates)
-        near_fastest = [i for i, rate in enumerate(rates) if rate * (1 + INDISTINCT) >= fastest]
+        near_fastest = [i for i, rate in enumerate(rates) if rate * (1 + TIE_MARGIN) >= fastest]
         # Ladders are sorted without checkpointing first and with the least sharding first, which decides ties
         chosen = min(near_fastest, key=lambda i: (complexity(layouts[i]), -rates[i]))
         layout, speed = self._recomputing_less(layouts[chosen], speeds[chosen], capacity, gpu, place)
@@ -236,7 +236,7 @@ class Search:
             place=place,
             speed=speed,
             start_up=start_up_hours,
-            interruptions=self._foresee(layout, gpu, place, checkpoint),
+            interruptions=self._predict_interruptions(layout, gpu, place, checkpoint),
             checkpoint_bytes=checkpoint,
             evaluated_tokens=self.job.evaluated_sequences * self.job.seq_len,
         )
@@ -251,7 +251,7 @@ class Search:
         if not layout.activation_checkpointing:
             return layout, speed
         options = [(layout, speed)]
-        accepts = self._fits if self.takes_tight else self._fits_well
+        accepts = self._fits if self.accepts_tight else self._fits_well
         sequences = layout.micro_batch_size * layout.accumulation
         for what, every in self.part_recomputations:
             for size in range(layout.micro_batch_size, 0, -1):
@@ -282,14 +282,14 @@ class Search:
             if unsupported_job(replace(job, recompute=what, recompute_every=every)) is None
         )
 
-    def _foresee(
+    def _predict_interruptions(
         self, layout: Layout, gpu: Gpu | None, place: Place | None, checkpoint: int
     ) -> Interruptions | None:
         """Predict the effect of spot interruptions; ``checkpoint``: bytes of one node's checkpoint shard."""
         if place is None or not place.spot:
             return None
         calibration = self.evidence.calibration
-        return foresee(
+        return predict_interruptions(
             place.interruptions,
             nodes=layout.nodes,
             checkpoint_bytes=checkpoint,
@@ -306,7 +306,9 @@ class Search:
         """Return whether any spread over this many processes divides the global batch."""
         return bool(self.ladders.of(nodes, processes))
 
-    def leanest(self, hardware_name: str, nodes: int, processes: int, capacity: int, gpu: Gpu | None) -> Miss:
+    def smallest_shortage(
+        self, hardware_name: str, nodes: int, processes: int, capacity: int, gpu: Gpu | None
+    ) -> Shortage:
         """Return the shortage of the layout that needs the least memory on ``hardware_name``."""
         key = (nodes, processes, self._measured_on(gpu))
         if key not in self._needs:
@@ -319,11 +321,11 @@ class Search:
                     -ladder.spread.model_parallel,
                 ),
             )
-            rungs = [self.ladders.rung(ladder) for ladder in lean[:MOST_WEIGHED]]
+            rungs = [self.ladders.rung(ladder) for ladder in lean[:MAX_LEAN_LAYOUTS]]
             needs = [least_capacity(*self._needs_of(rung, gpu)) for rung in rungs]
-            share = -(-self.whole_states(gpu) // (nodes * processes))
+            share = -(-self.total_state_bytes(gpu) // (nodes * processes))
             self._needs[key] = max(min(needs), share)
-        return Miss(hardware=hardware_name, needs=self._needs[key], has=capacity)
+        return Shortage(hardware=hardware_name, needs=self._needs[key], has=capacity)
 
     def estimate(self, layout: Layout, gpu: Gpu | None = None) -> MemoryEstimate:
         """Return the memory of one process in a layout, corrected by earlier runs on that GPU, if any."""
@@ -342,20 +344,20 @@ class Search:
             self._setups[layout] = setup_of(self.job, layout)
         return self._setups[layout]
 
-    def whole_states(self, gpu: Gpu | None) -> int:
+    def total_state_bytes(self, gpu: Gpu | None) -> int:
         """Return the bytes of one copy of the model states, a lower limit for all GPUs together.
 
         0 (no limit) if earlier runs correct the formulas or states are offloaded.
         """
         if self._is_measured(gpu) or self.job.offload != "none":
             return 0
-        if self._whole_states is None:
-            self._whole_states = sum(dict(memory.states(self._on_one_gpu())).values())
-        return self._whole_states
+        if self._total_state_bytes is None:
+            self._total_state_bytes = sum(dict(memory.states(self._on_one_gpu())).values())
+        return self._total_state_bytes
 
     def _on_one_gpu(self) -> Setup:
         """Return the training step of the complete model in one process."""
-        unsharded = Spread(sharding=unshared(self.job))
+        unsharded = Spread(sharding=single_process_sharding(self.job))
         return setup_of(self.job, self.ladders.layout(1, 1, unsharded, False, 1, 1))
 
     def _is_measured(self, gpu: Gpu | None) -> bool:
@@ -375,18 +377,18 @@ class Search:
         """List the layouts of each kind that fit and are worth comparing."""
         key = (nodes, processes, capacity, self._measured_on(gpu))
         if key not in self._fitting:
-            possible = self.whole_states(gpu) <= capacity * nodes * processes
+            possible = self.total_state_bytes(gpu) <= capacity * nodes * processes
             ladders = self.ladders.of(nodes, processes) if possible else []
             failed: set[Spread] = set()
             layouts: list[Layout] = []
             # With checkpointing first: spreads that do not fit with it do not fit without
             for checkpointing in (True, False):
                 group = [ladder for ladder in ladders if ladder.checkpointing == checkpointing]
-                layouts = [*self._climb(group, capacity, gpu, failed), *layouts]
+                layouts = [*self._fitting_layouts(group, capacity, gpu, failed), *layouts]
             self._fitting[key] = layouts
         return self._fitting[key]
 
-    def _climb(
+    def _fitting_layouts(
         self, ladders: list[Ladder], capacity: int, gpu: Gpu | None, failed: set[Spread]
     ) -> list[Layout]:
         """Return the layouts of these ladders that fit, skipping those that cannot or are not needed."""
@@ -399,11 +401,11 @@ class Search:
             ):
                 failed.add(spread)  # more stages in flight save more activations
                 continue
-            if any(fit.makes_needless(spread, ladder.nodes) for fit in fitted):
+            if any(fit.supersedes(spread, ladder.nodes) for fit in fitted):
                 continue
             fitting = self._fitting_of(ladder, capacity, gpu)
             if fitting:
-                if self.takes_tight or not self.is_tight(fitting[0], capacity, gpu):
+                if self.accepts_tight or not self.is_tight(fitting[0], capacity, gpu):
                     fitted.append(spread)
                 layouts += fitting
             else:
@@ -463,7 +465,7 @@ class Search:
             return 0  # measured runs may be below the formulas
         spread, world = ladder.spread, ladder.nodes * ladder.processes
         if spread.sharding in ("fsdp", "none"):  # all states, in equal parts
-            return self.whole_states(gpu) * spread.replicate // world
+            return self.total_state_bytes(gpu) * spread.replicate // world
         key = (ladder.nodes, ladder.processes, spread)
         if key not in self._states:
             setup = self.setup(self.ladders.rung(ladder))
@@ -522,7 +524,7 @@ def divides(job: Job, nodes: int, per_node: int) -> bool:
     return bool(spreads(job, nodes, per_node))
 
 
-def indivisible(job: Job, world: int, hardware_name: str) -> UserError:
+def indivisible_batch_error(job: Job, world: int, hardware_name: str) -> UserError:
     """Return the error for an indivisible global batch, with the nearest possible one."""
     step = world * (job.micro_batch_size or 1)
     micro = f" with micro batch {job.micro_batch_size}" if job.micro_batch_size else ""
@@ -532,7 +534,7 @@ def indivisible(job: Job, world: int, hardware_name: str) -> UserError:
     )
 
 
-def shape(place: Place, nodes: int, per_node: int) -> str:
+def describe_nodes(place: Place, nodes: int, per_node: int) -> str:
     """Describe GPUs and nodes: "16x H100 SXM (2 p5.48xlarge)"."""
     if not place.name:
         return f"{nodes * per_node}x {place.gpu.name}" + (f" ({nodes} nodes)" if nodes > 1 else "")
@@ -540,7 +542,7 @@ def shape(place: Place, nodes: int, per_node: int) -> str:
     return f"{nodes * per_node}x {place.gpu.name} ({name})"
 
 
-def title(job: Job) -> str:
+def describe_job(job: Job) -> str:
     """Describe a job in brief: model, method, engine, length."""
     return f"{job.model.name} ({job.method}, {job.engine}, {job.model.describe_length(job.seq_len)})"
 

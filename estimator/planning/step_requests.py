@@ -16,11 +16,11 @@ SHARED_MEMORY_PER_GPU = 8 * GIB
 # Processes next to the ranks: Metaflow's task with its sidecars, torchrun's agent, the profiler: 0.3 GiB
 # measured in containers that train tiny-llama. During an upload to S3, Metaflow's workers: up to 64
 # (METAFLOW_S3_WORKER_COUNT) of 27 MiB each. Without this, Batch killed a container in each attempt.
-BESIDE_RANKS = 2 * GIB
+MEMORY_OUTSIDE_RANKS = 2 * GIB
 # A rank's own threads: Python, autograd's backward pass, NCCL's proxy, the reader of the next batch
 # (torch/csrc/autograd/engine.cpp; NCCL's src/proxy.cc; launchers/dataset/batches.py)
 CPU_OF_A_GPU = 4
-CPU_BESIDE_RANKS = 2  # the task with its sidecars and the profiler; checkpoint uploads
+CPU_OUTSIDE_RANKS = 2  # the task with its sidecars and the profiler; checkpoint uploads
 PREPARE_CPU = 4  # cores that hash and upload files, and tokenize
 PREPARE_MEMORY = 16 * GIB  # files are streamed; the dataset's rows and tokens are in memory
 # The dataset as it is fetched, its rows and its tokens, five times a large set of instructions: OpenHermes
@@ -39,11 +39,11 @@ def for_training(job: Job, target: Target, candidate: Candidate) -> Request:
         cpu, ram = _cpu(candidate, processes), place.ram_bytes
         host = _memory(candidate, processes, host)
     elif target.machine is not None:
-        cpu = max(target.machine.cpu_cores // target.sharers, 1)
-        host = min(host + BESIDE_RANKS, target.machine.ram_bytes // target.sharers)
+        cpu = max(target.machine.cpu_cores // target.nodes_per_machine, 1)
+        host = min(host + MEMORY_OUTSIDE_RANKS, target.machine.ram_bytes // target.nodes_per_machine)
     shared = SHARED_MEMORY_PER_GPU * processes
     if ram is not None:
-        shared = min(shared, ram // 4 // target.sharers)
+        shared = min(shared, ram // 4 // target.nodes_per_machine)
     name = candidate.gpu.name if candidate.gpu is not None else None
     if name is None and on_gpus and target.machine is not None:
         name = target.machine.gpus[0][0]
@@ -126,7 +126,7 @@ def _cpu(candidate: Candidate, gpus: int) -> int:
     With an optimizer on the host, their full share.
     """
     place = candidate.place
-    needs = CPU_OF_A_GPU * gpus + CPU_BESIDE_RANKS
+    needs = CPU_OF_A_GPU * gpus + CPU_OUTSIDE_RANKS
     if place is None or place.vcpu is None:
         return needs
     share = max(int(place.vcpu * place.allocatable * gpus / place.gpus), 1)
@@ -139,7 +139,7 @@ def _memory(candidate: Candidate, gpus: int, needs: int) -> int:
     At most their share of the node, unless the estimate itself is larger.
     """
     place = candidate.place
-    requested = int(needs * 1.25) + BESIDE_RANKS + SHARED_MEMORY_PER_GPU * gpus
+    requested = int(needs * 1.25) + MEMORY_OUTSIDE_RANKS + SHARED_MEMORY_PER_GPU * gpus
     if place is None or place.ram_bytes is None:
         return requested
     allocatable_bytes = place.ram_bytes * place.allocatable

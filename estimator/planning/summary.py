@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Sequence
 
 from estimator.errors import CannotFit, UserError
-from estimator.formatting import MIB, format_bytes, format_duration, format_usd
+from estimator.formatting import MIB, format_bytes, format_duration, format_parameters, format_usd
 from estimator.plan import Plan, Request
 from estimator.planning.report import LABEL, describe_layout, describe_speed
 from estimator.planning.rows import usd_per_million_tokens
@@ -27,7 +27,7 @@ def render_summary(plan: Plan, alternatives: Sequence[Plan] = ()) -> str:
     ``alternatives``: the next best plans, best first. Without them, rejected machines that fit are named.
     """
     task = "" if plan.task == "sft" else f" {plan.task}"
-    size = f"{plan.parameters / 1e9:.2f} B parameters"
+    size = format_parameters(plan.parameters)
     lines = [f"Plan: {plan.model}, {plan.method}{task} with {plan.engine} ({size})"]
     lines += _row("Where", _where(plan))
     lines += _row("Price", _price(plan))

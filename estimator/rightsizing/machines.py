@@ -16,7 +16,7 @@ from estimator.plan import Request
 from estimator.planning.capacity import why_rare
 from estimator.planning.goals import Goals
 from estimator.planning.places import ALLOCATABLE, Place, list_places
-from estimator.planning.step_requests import CPU_BESIDE_RANKS, CPU_OF_A_GPU, SHARED_MEMORY_PER_GPU
+from estimator.planning.step_requests import CPU_OF_A_GPU, CPU_OUTSIDE_RANKS, SHARED_MEMORY_PER_GPU
 from estimator.rightsizing.recommend import Recommendation
 from estimator.rightsizing.usage import Sizes
 
@@ -35,7 +35,7 @@ class Needs:
     memory_mib: int | None = None
     gpus: int = 0
     gpu_memory_bytes: int | None = None  # of each GPU
-    flops: float | None = None  # of each GPU, dense, in the type that it trains in
+    flops: float | None = None  # dense peak of each GPU in its training type (:func:`flops_of`)
 
     def describe(self, gpu: str | None) -> str:
         """Format the needs: "2x A10G, 40 GiB of memory"."""
@@ -75,7 +75,7 @@ def choose_machine(needs: Needs, target: Target, goals: Goals) -> Request:
         )
     place = min(fitting, key=lambda each: _rank(each, needs))
     share = needs.gpus / place.gpus
-    cpu = needs.cpu or CPU_OF_A_GPU * needs.gpus + CPU_BESIDE_RANKS
+    cpu = needs.cpu or CPU_OF_A_GPU * needs.gpus + CPU_OUTSIDE_RANKS
     if place.vcpu is not None and needs.cpu is None:
         cpu = min(cpu, max(int(place.vcpu * place.allocatable * share), 1))
     memory = needs.memory_mib or USUAL_MEMORY_MIB * needs.gpus
@@ -158,9 +158,9 @@ def flops_of(gpu: Gpu) -> float | None:
 
 
 def needs_of(recommendation: Recommendation, sizes: Sizes) -> Needs | None:
-    """Return the GPU machine that a recommendation needs: enough memory, and not slower for the step.
+    """Return the resources of a GPU machine for a recommendation: enough memory, and no slower for the step.
 
-    None if it has no GPUs, or of a kind that the GPU table does not know.
+    None without GPUs, or for a GPU that is not in the GPU table.
     """
     gpu = hardware.find_gpu_by_nvml_name(sizes.gpu_type) if sizes.gpu_type else None
     if not sizes.gpus or gpu is None:

@@ -2,9 +2,9 @@
 
 - Memory, CPU and GPU memory: a high quantile of the successful tasks, and headroom that shrinks as tasks
   accumulate.
-- Never below the peak of a task that ran out of memory. Until a task has succeeded after that, a half more
-  than it requested.
-- Only tasks with the same parameters count, unless the step's memory did not depend on them.
+- Never below the peak of a task that ran out of memory. Until a later task succeeds, 1.5 times the memory
+  that the failed task requested.
+- Only from tasks with the same parameters, unless the memory of the step did not depend on them.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ UNCERTAINTY = 0.3  # more, divided by the number of tasks
 CPU_HEADROOM = 0.2
 STEP_UP = 1.5  # of the request of a task that ran out of memory
 ENOUGH_TASKS = 3  # with the same parameters; with fewer, others may count, too
-ALIKE = 1.2  # largest memory over smallest, below which parameters made no difference
+SIMILAR_RATIO = 1.2  # largest memory over smallest, below which parameters made no difference
 # In the container next to the task's processes: Metaflow's shell, its log sidecars, page cache in use
-BESIDE_TASK_MIB = 256
+OUTSIDE_TASK_MIB = 256
 MEMORY_UNIT_MIB = 128
 SATURATED = 0.95  # of the requested CPU: the task may have been held up
 
@@ -34,9 +34,9 @@ class Recommendation:
     """Next request of a step. ``sizes`` has None where nothing is known."""
 
     sizes: Sizes
-    gpu_memory_bytes: int | None  # that each GPU needs, with headroom
+    gpu_memory_bytes: int | None  # required memory of each GPU, including headroom
     gpu_utilization: float | None  # 0 to 1, the highest mean of a GPU in use
-    tasks: int  # that it rests on
+    tasks: int  # number of tasks that it is based on
     reason: str
 
 
@@ -81,7 +81,7 @@ def comparable(history: Sequence[Usage], parameters: Mapping[str, str] | None) -
     same_parameters = [usage for usage in history if dict(usage.parameters) == dict(parameters)]
     peaks = [usage.memory_bytes for usage in history if usage.ending == "succeeded" and usage.memory_bytes]
     is_enough = sum(usage.ending == "succeeded" for usage in same_parameters) >= ENOUGH_TASKS
-    if not is_enough and len(peaks) >= ENOUGH_TASKS and max(peaks) <= ALIKE * min(peaks):
+    if not is_enough and len(peaks) >= ENOUGH_TASKS and max(peaks) <= SIMILAR_RATIO * min(peaks):
         return list(history)
     return same_parameters
 
@@ -104,10 +104,10 @@ def with_headroom(values: Sequence[float]) -> float:
 def _memory_mib(succeeded: Sequence[Usage], out_of_memory: Sequence[Usage]) -> int | None:
     needs = []
     if succeeded:
-        needs.append(with_headroom([usage.memory_bytes or 0 for usage in succeeded]) / MIB + BESIDE_TASK_MIB)
+        needs.append(with_headroom([usage.memory_bytes or 0 for usage in succeeded]) / MIB + OUTSIDE_TASK_MIB)
     for usage in out_of_memory:
         peak = (usage.memory_bytes or 0) / MIB
-        needs.append(peak * (1 + HEADROOM) + BESIDE_TASK_MIB)
+        needs.append(peak * (1 + HEADROOM) + OUTSIDE_TASK_MIB)
         if not any(later.at > usage.at for later in succeeded):
             needs.append(STEP_UP * max(usage.requested.memory_mib or 0, peak))
     if not needs:

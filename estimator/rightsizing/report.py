@@ -27,13 +27,13 @@ class StepReport:
     flow: str
     step: str
     tasks: int
-    out_of_memory: int  # of them
+    out_of_memory: int  # number of tasks that ran out of memory
     hours: float
     requested: Sizes  # by the newest task
     used: Sizes  # the 95 % quantile of the successful tasks
     next_request: Sizes | None
     usd: float | None  # of the requested sizes, over all tasks that have a price
-    wasted_usd: float | None  # of it, above the price of the next request
+    wasted_usd: float | None  # part of ``usd`` above the price of the next request
 
     @property
     def wasted_share(self) -> float | None:

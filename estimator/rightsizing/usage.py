@@ -1,4 +1,4 @@
-"""Usage: what one task requested and used. JSON both ways, so that a datastore can keep it."""
+"""Resources that one task requested and used, with conversion to and from JSON for a datastore."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class GpuUsage:
 
     name: str
     total_bytes: int
-    peak_bytes: int  # beyond what was in use before the task
+    peak_bytes: int  # peak usage minus the usage before the task
     utilization: float | None  # 0 to 1: share of the time in which some kernel ran
 
     @property

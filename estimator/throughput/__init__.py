@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from estimator.errors import UserError
 from estimator.hardware.catalogue import Gpu
-from estimator.memory.generation import drawn_batch
+from estimator.memory.generation import grpo_batch
 from estimator.models import DiffusionSpec
 from estimator.setup import Setup
 from estimator.throughput.communication import (
@@ -239,7 +239,7 @@ def _answer_generation(setup: Setup, gpu: Gpu) -> GenerationSpeed | None:
     """
     if not setup.answer_len:
         return None
-    return generation_speed(setup.model, gpu, drawn_batch(setup))
+    return generation_speed(setup.model, gpu, grpo_batch(setup))
 
 
 def step(setup: Setup, load: Work, gpu: Gpu, times: Times, table: Efficiency) -> Parts:
@@ -252,8 +252,8 @@ def step(setup: Setup, load: Work, gpu: Gpu, times: Times, table: Efficiency) ->
     exposed += times.expert * table.of("exposed expert", kind)
     copied = _copied_bytes(setup, load) / host_link(gpu)
     latency = times.hops * table.of("hop")
-    micro = _overlapped(busy + exposed, times.behind + latency + copied, power)
-    last = _overlapped(micro, times.once, power)  # reduced behind the last backward pass
+    micro = _overlapped(busy + exposed, times.overlapped + latency + copied, power)
+    last = _overlapped(micro, times.overlapped_per_step, power)  # reduced behind the last backward pass
     compute = busy * setup.accumulation
     return Parts(
         compute=compute,

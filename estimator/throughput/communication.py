@@ -206,20 +206,20 @@ class Times:
     expert: float
     context: float
     gather: float
-    reduced: float  # of ``gather``, for the gradients
+    reduced: float  # part of ``gather`` for the gradients
     pipeline: float
     gather_step: float
     replicas_step: float
     hops: int  # sequential hops between nodes per micro batch (:func:`hops`)
 
     @property
-    def behind(self) -> float:
-        """Time per micro batch that overlaps with computing: context, sharding and pipeline."""
+    def overlapped(self) -> float:
+        """Seconds per micro batch that overlap with computing: context, sharding and pipeline."""
         return self.context + self.gather + self.pipeline
 
     @property
-    def once(self) -> float:
-        """Time per step that overlaps with its last backward pass."""
+    def overlapped_per_step(self) -> float:
+        """Seconds per step that overlap with its last backward pass."""
         return self.gather_step + self.replicas_step
 
 

@@ -68,8 +68,8 @@ def kernels(setup: Setup) -> Kernels:
 def products_rate(gpu: Gpu, precision: str, table: Efficiency) -> float | None:
     """Return the FLOP/s of matrix products in training; None if rate and peak of the GPU are unknown.
 
-    A share of the best product that was measured on the GPU, as power and clocks keep cards of one
-    architecture apart by a factor of two. The share is common; runs on a GPU or architecture correct it.
+    It is the best measured rate of the GPU (power and clocks differ by up to a factor of two within an
+    architecture) times a share that all GPUs have in common, corrected by runs on the GPU or architecture.
     """
     best = best_product(gpu, precision, table)
     if best is None:

@@ -91,10 +91,10 @@ class Weights:
 
     all: int
     active: int
-    dense: float  # in products of all layers, outside experts, each used by every token
-    used_experts: float  # in the experts that one token is routed to, summed over all layers
+    dense: float  # weights of matrix products outside of experts, used by every token
+    used_experts: float  # weights of the experts that one token is routed to, summed over layers
     one_expert: float  # one expert of each layer that has experts
-    linear: int  # in the layers' products, all experts
+    linear: int  # weights of matrix products of all layers, including all experts
 
 
 @lru_cache(maxsize=1024)
@@ -218,7 +218,7 @@ def _copied(setup: Setup) -> float:
         return trained * (
             (4 + 2) / setup.accumulation + 2 + 4 + 4 * (setup.accumulation - 1) / setup.accumulation
         )
-    if not setup.sharded_alone:
+    if not setup.fsdp_in_one_process:
         return 0.0
     weights, state_copies = weights_of(setup.model), 2 if setup.adapters else 4
     weights_16_bit = weights.all - (weights.linear if setup.quantization != "none" else 0)
@@ -282,11 +282,14 @@ def _head_trained(setup: Setup) -> bool:
 def _attended(setup: Setup) -> float:
     """Return the attended tokens per token, summed over layers; half the sequence if causal.
 
-    With a dense mask, the complete sequence: the kernels compute every pair of tokens before masking.
+    With a dense mask or compressed attention, the complete sequence: the kernels compute every pair of tokens
+    before masking.
     """
     model, length = setup.model, setup.seq_len
     if setup.document_mask:
         return float(model.attention_layers * length)
+    if model.compressed_attention:  # transformers' code masks scores after computing all of them
+        return model.layers * length * (1 + model.compressed_tokens)
     if setup.document_tokens is not None:
         length = setup.document_tokens
     reach = length / 2 if model.causal else float(length)
@@ -306,6 +309,8 @@ def _moved(setup: Setup) -> float:
     if model.norm != "rms":
         norm = LAYER_NORM_BYTES
     traffic: float = model.hidden * (model.norms_per_layer * norm + 2 * RESIDUAL_BYTES)
+    # each hyper-connection normalizes the residual streams and adds to them
+    traffic += 2 * model.residual_streams * model.hidden * (norm + RESIDUAL_BYTES)
     traffic += (model.q_dim + model.kv_dim + model.v_dim) * SPLIT_BYTES
     if not model.position_embeddings:
         traffic += (model.q_dim + model.kv_dim) * rotary

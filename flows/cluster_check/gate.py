@@ -42,7 +42,7 @@ class Checked:
     """The newest finished checklist of a cluster, which allows or stops a launch."""
 
     run: str
-    """Its run, ``ChecklistFlow/12``."""
+    """The checklist's run, such as ``ChecklistFlow/12``."""
     result: Result
     age_s: float
     """Seconds since it ended."""
@@ -97,8 +97,8 @@ class Checked:
             date=time.strftime("%Y-%m-%d", time.gmtime(self.result.finished_unix)),
         )
 
-    def is_of(self, plan: Plan) -> bool:
-        """Whether it measured the machines that a plan requests, as far as both are known."""
+    def covers(self, plan: Plan) -> bool:
+        """Whether the checklist measured the machines that a plan requests, as far as both are known."""
         names = {name for fact in self.result.measurements.facts for name in fact.gpu_names}
         gpus = {gpu.name for gpu in map(hardware.find_gpu_by_nvml_name, names) if gpu is not None}
         types = {fact.instance_type for fact in self.result.measurements.facts} - {None}
@@ -119,7 +119,7 @@ class NodeExclusion:
 
 @dataclass(slots=True)
 class _Search:
-    """Result of the reading thread."""
+    """Result of the search thread."""
 
     results: list[Checked] = field(default_factory=list)
     problem: str | None = None
@@ -182,7 +182,7 @@ def _search_runs(cluster: str, search: _Search, stop: threading.Event) -> None:
 
 
 def exclude_nodes(checked: Checked, backend: Backend) -> NodeExclusion:
-    """Return how failed nodes are avoided, however old the result: by a taint, else by a label."""
+    """Return node labels or taints that keep the next run off failed nodes, at any age of the result."""
     bad_nodes = checked.result.bad_nodes
     if not bad_nodes or backend == "local":
         return NodeExclusion()

@@ -146,7 +146,7 @@ def result_file(options: FlowOptions, *, local: bool) -> Path | None:
     return Path(RESULT_FILE) if local else None
 
 
-def ask(values: Mapping[str, Any], backend: Backend, gpus: int | None) -> NodeRequest:
+def build_request(values: Mapping[str, Any], backend: Backend, gpus: int | None) -> NodeRequest:
     """Return the request of a run with these parameters, at launch; ``gpus`` are those from ``--with``.
 
     Raises UserError for everything that can be checked before launch.

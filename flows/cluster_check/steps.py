@@ -135,7 +135,7 @@ def merge(
     if merged is None:
         return _empty_measurements(run_config, problems)
     if lost and not run_config.local:
-        merged = replace(merged, hangs=tuple(map(_as_taken, merged.hangs)))
+        merged = replace(merged, hangs=tuple(map(_reclassify_lost, merged.hangs)))
     if lost:
         merged = replace(merged, phases=tuple(_with_reason(phase, problems[0]) for phase in merged.phases))
     return replace(merged, notes=(*merged.notes, *problems))
@@ -145,8 +145,8 @@ def _with_reason(phase: Phase, reason: str) -> Phase:
     return replace(phase, reason=reason.rstrip(".")) if phase.reason == BROKEN_OFF else phase
 
 
-def _as_taken(hang: Hang) -> Hang:
-    """Reclassify a lost node as one that the cluster took away."""
+def _reclassify_lost(hang: Hang) -> Hang:
+    """Reclassify a lost node as taken by the cluster, such as by preemption."""
     return replace(hang, kind="taken") if hang.kind == "lost" else hang
 
 
@@ -224,7 +224,7 @@ def _read_past(
 
 
 def with_suspects(run_config: RunConfig, suspicions: Iterable[Suspicion]) -> RunConfig:
-    """Return the configuration with the nodes that trainings reported as late measured first."""
+    """Return the configuration in which nodes that training runs reported as slow are measured first."""
     options = run_config.options
     names = tuple(dict.fromkeys((*options.suspects, *(suspicion.node for suspicion in suspicions))))
     return replace(run_config, options=options.model_copy(update={"suspects": names}))

@@ -114,7 +114,7 @@ def terminal_table(comparison: Comparison) -> Table:
 
 
 def page_blocks(comparison: Comparison) -> list[Any]:
-    """The answers as blocks of a page."""
+    """Return the answers as blocks of a page."""
     rows = tuple(_cells(comparison))
     return [
         blocks.Text(markdown=f"### Answers to {len(comparison.rows):,} prompts"),

@@ -16,7 +16,8 @@ ModelArgument = Annotated[
     str | None,
     typer.Argument(
         metavar="[RUN|FOLDER|NAME]",
-        help="Run id, folder of a model or adapter, or model name. [default: the newest run]",
+        help="Run id or its last digits, folder of a model or adapter, or model name. "
+        "[default: the newest run]",
     ),
 ]
 
@@ -93,7 +94,7 @@ def chat(
 
 
 def find(name: str | None) -> FinishedModel:
-    """Return the model that the user has named; Metaflow is asked for runs alone."""
+    """Find a finished model by its folder, or through Metaflow by its run or model name."""
     from launchers.inference import finished
 
     if name is not None and Path(name).expanduser().is_dir():

@@ -31,14 +31,14 @@ def costs(
     from datetime import datetime, timezone
 
     from estimator.cli.output import console, one_format, print_csv, print_json
-    from estimator.costs import BY, add_up, begin_of, total
+    from estimator.costs import BY, add_up, parse_since, total
     from estimator.errors import UserError
 
     one_format(json=as_json, csv=as_csv)
     column = next((name for name in BY if name == by), None)
     if column is None:
         raise UserError(f"--by {by} is not known.", f"Choose one of {', '.join(BY)}.")
-    started = begin_of(since, datetime.now(timezone.utc))
+    started = parse_since(since, datetime.now(timezone.utc))
     from flows.commands.past_runs import read_costs
 
     report = read_costs(flow or FLOWS, started)

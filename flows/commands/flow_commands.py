@@ -92,7 +92,7 @@ def run(args: Words = None) -> None:
         typer.echo(help_page("finetune run", everything="--help-all" in (args or ())))
         return
     check_leading_file(args or ())
-    _become(*flow_arguments("run", args or ()))
+    _replace_process(*flow_arguments("run", args or ()))
 
 
 def check(args: Words = None) -> None:
@@ -101,15 +101,15 @@ def check(args: Words = None) -> None:
     The first word may be a YAML file of options.
     """
     check_leading_file(args or ())
-    _become(*flow_arguments("check", args or ()))
+    _replace_process(*flow_arguments("check", args or ()))
 
 
 def flow(args: FlowWords = None) -> None:
-    """Any command of a flow: resume, card, logs, argo-workflows create.
+    """Run any command of a flow: resume, card, logs, argo-workflows create.
 
     The first word may be the flow: finetune (as without it), linear, rejection or checklist.
     """
-    _become(*flow_arguments("flow", args or ()))
+    _replace_process(*flow_arguments("flow", args or ()))
 
 
 def flow_arguments(command: str, args: Sequence[str]) -> tuple[str, list[str]]:
@@ -188,7 +188,7 @@ def command_line(script: str, args: Sequence[str], program: str = "finetune") ->
     return join([program, "flow", *([] if name == DEFAULT else [name]), *args])
 
 
-def _become(file: str, args: Sequence[str]) -> NoReturn:
+def _replace_process(file: str, args: Sequence[str]) -> NoReturn:
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, str(Path(__file__).parents[1] / file), *args])  # noqa: S606
 

@@ -7,14 +7,13 @@ from datetime import datetime, timezone
 from itertools import takewhile
 from typing import Any, get_args
 
-from metaflow import Run, namespace
-from metaflow.exception import MetaflowException
+from metaflow import namespace
 
 from decorators import _metaflow
 from decorators.arguments import Role
 from decorators.backends.overrides import request_for
 from decorators.card.runs import RunRecord
-from decorators.past_runs import Attempt, NeverRunError, attempts_of, runs_of
+from decorators.past_runs import ADVICE, Attempt, NeverRunError, attempts_of, find_run, runs_of
 from estimator.costs import UNNAMED, RunCost, Span
 from estimator.errors import UserError
 from estimator.plan import Plan
@@ -23,8 +22,6 @@ from launchers.settings import Settings, flat
 _TRAINING = ("train", "train_nodes")
 _WITH_GPUS: dict[str, Role] = dict.fromkeys(_TRAINING, "train")  # a step: its part of the plan
 _WITH_GPUS |= {role: role for role in get_args(Role) if role in ("evaluate", "generate", "score", "compare")}
-_SEARCHED_RUNS = 200  # newest runs among which an id is looked up by its last digits
-_ADVICE = "Run this in the folder where the runs were started, or with the same Metaflow configuration."
 
 
 def read_runs(flow: str, names: Sequence[str], count: int) -> list[RunRecord]:
@@ -34,15 +31,15 @@ def read_runs(flow: str, names: Sequence[str], count: int) -> list[RunRecord]:
     """
     namespace(None)  # runs of all users
     if names:
-        found = [_run(flow, name) for name in names]
+        found = [find_run([flow], name.rpartition("/")[2]) for name in names]
     else:
         try:
             found = list(runs_of(flow, limit=count))
         except NeverRunError as error:
-            raise UserError(str(error), _ADVICE) from None
+            raise UserError(str(error), ADVICE) from None
     records = [record for run in found if (record := _record(run)) is not None]
     if not records:
-        raise UserError(f"None of {flow}'s runs has a plan yet.", _ADVICE)
+        raise UserError(f"None of {flow}'s runs has a plan yet.", ADVICE)
     return records
 
 
@@ -54,7 +51,7 @@ def read_costs(flows: Sequence[str], since: datetime) -> list[RunCost]:
     namespace(None)
     read = [_costs_of(flow, since) for flow in flows]
     if all(costs is None for costs in read):
-        raise UserError(f"There is no run of {', '.join(flows)} where Metaflow looks.", _ADVICE)
+        raise UserError(f"There is no run of {', '.join(flows)} where Metaflow looks.", ADVICE)
     return [cost for costs in read for cost in costs or ()]
 
 
@@ -102,27 +99,6 @@ def _span(attempt: Attempt, plan: Plan | None, role: Role) -> Span:
         price = of_a_gpu * request_for(plan, role).gpus_per_node
     hours = None if attempt.seconds is None else attempt.seconds / 3600
     return Span(hours=hours, failed=not attempt.succeeded, usd_per_hour=price)
-
-
-def _run(flow: str, name: str) -> Run:
-    """Return the run with this id, or whose id is the only recent one that ends with these digits."""
-    run_id = name.rpartition("/")[2]
-    try:
-        return Run(f"{flow}/{run_id}")
-    except MetaflowException:
-        matching = _runs_that_end_with(flow, run_id)
-    if len(matching) == 1:
-        return matching[0]
-    if matching:
-        raise UserError(f"{len(matching)} runs of {flow} end with {name}.", "Give more digits of the id.")
-    raise UserError(f"There is no run {name} of {flow}.", _ADVICE)
-
-
-def _runs_that_end_with(flow: str, digits: str) -> list[Run]:
-    try:
-        return [run for run in runs_of(flow, limit=_SEARCHED_RUNS) if str(run.id).endswith(digits)]
-    except NeverRunError:
-        return []
 
 
 def _record(run: Any) -> RunRecord | None:

@@ -22,7 +22,7 @@ def rightsize(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object for each step.")] = False,
 ) -> None:
-    """Requested against used resources of the steps of your flows, and the request to write instead.
+    """Compare requested and used resources of the steps of your flows, and recommend the next request.
 
     Reads the records that steps with @gpu_profile have left in the datastore: by Metaflow's configuration, or
     in the folder where the runs were started. Prices are on demand, for the share of a machine that is used.

@@ -98,12 +98,13 @@ def _figures(records: list[RunRecord]) -> Table:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    from decorators.card.runs import figures
+    from decorators.card.runs import figures, short_names
 
     table = Table(box=SIMPLE_HEAD)
     table.add_column("run", style="bold")
-    for record in records:
-        table.add_column(record.run, justify="right", overflow="fold")
+    for name in short_names([record.run for record in records]):
+        table.add_column(name, justify="right", overflow="fold")
+    table.add_row("id", *(record.run for record in records))
     for name, cells in figures(records):
         table.add_row(name, *cells)
     return table
@@ -113,15 +114,15 @@ def _settings(records: list[RunRecord]) -> Table | None:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    from decorators.card.runs import differing_settings
+    from decorators.card.runs import differing_settings, short_names
 
     rows = differing_settings(records)
     if not rows:
         return None
     table = Table(box=SIMPLE_HEAD, title="settings that differ", title_justify="left")
     table.add_column("setting", style="bold")
-    for record in records:
-        table.add_column(record.run, justify="right", overflow="fold")
+    for name in short_names([record.run for record in records]):
+        table.add_column(name, justify="right", overflow="fold")
     for name, cells in rows:
         table.add_row(name, *cells)
     return table

@@ -82,7 +82,7 @@ def serve(
     token = bool(os.environ.get("VLLM_API_KEY"))
     finished = find(model)
     if with_ is not None:
-        _kubernetes(
+        _serve_on_kubernetes(
             finished,
             name=name,
             port=port or 8000,
@@ -95,7 +95,7 @@ def serve(
             namespace=namespace if apply else None,
         )
         return
-    _here(
+    _serve_locally(
         finished,
         name=name,
         host=host,
@@ -109,7 +109,7 @@ def serve(
     )
 
 
-def _here(
+def _serve_locally(
     finished: FinishedModel,
     *,
     name: str | None,
@@ -179,7 +179,7 @@ def _command(
     return servers.local_command(selected, folder, endpoint, serving, adapter=adapter, work=work_dir)
 
 
-def _kubernetes(
+def _serve_on_kubernetes(
     finished: FinishedModel,
     *,
     name: str | None,

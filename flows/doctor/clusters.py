@@ -32,7 +32,7 @@ def kubernetes() -> list[Line]:
     try:
         detail = survey(pods)
     except UserError as error:
-        return _none(names, error)
+        return _unavailable(names, error)
     local = _local_datastore()
     return [
         line for name, findings in zip(names, detail, strict=True) for line in _lines(name, findings, local)
@@ -51,7 +51,7 @@ def batch() -> list[Line]:
                 request.request, job=batch_preflight.JobSettings.of(request), clock=clock
             )
         except UserError as error:
-            return _none((*names, "step-functions"), error)
+            return _unavailable((*names, "step-functions"), error)
         if nodes > 1 and configured.metadata == "local":
             detail.no("metadata", "local, which several nodes of Batch cannot share", _REMOTE_METADATA)
         lines += _lines(name, detail, local)
@@ -99,7 +99,7 @@ def _local_datastore() -> list[tuple[str, str]]:
     return [("the datastore is local, which its nodes cannot reach", DATASTORES)]
 
 
-def _none(names: tuple[str, ...], error: UserError) -> list[Line]:
+def _unavailable(names: tuple[str, ...], error: UserError) -> list[Line]:
     """Return the error on the first line; further lines refer to it."""
     first = Line(check=names[0], state="no", found=error.problem, fix=error.advice)
     return [

@@ -52,7 +52,7 @@ def doctor(
 
 
 def obstacles_of(lines: list[Line]) -> list[Line]:
-    """The lines because of which the default job cannot run on this machine, or is not known to."""
+    """Return the lines that prevent the default job from running on this machine, or leave it unknown."""
     job = [line for line in lines if line.check == DEFAULT_JOB]
     names = {name for line in job for name in line.needs}
     return [line for line in lines if line.state != "ok" and (line in job or line.check in names)]

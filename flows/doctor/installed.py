@@ -19,7 +19,7 @@ _NOT_FOR_USERS = ("dev",)
 def packages() -> list[Line]:
     """Check that installed versions meet the requirements of this package."""
     requirements = [item for item in _requirements() if item.marker is None]
-    wrong = _wrong(requirements)
+    wrong = _unmet(requirements)
     fix = f"pip install '{US}'"
     state = Line(check=US, state="ok", found=version(US))
     if wrong:
@@ -38,7 +38,7 @@ def packages() -> list[Line]:
 def extras() -> list[Line]:
     """Check the extras: one line for installed and optional ones, and one per extra with a wrong version."""
     names = [name for name in metadata(US).get_all("Provides-Extra") or [] if name not in _NOT_FOR_USERS]
-    wrong = {name: _wrong(list(_of_extra(name))) for name in names}
+    wrong = {name: _unmet(list(_extra_requirements(name))) for name in names}
     complete = [name for name, problems in wrong.items() if not problems]
     # An extra with a missing package was not requested, or is not usable here
     optional = [
@@ -74,7 +74,7 @@ def _requirements() -> list[Requirement]:
     return [Requirement(text) for text in requires(US) or []]
 
 
-def _of_extra(extra: str) -> Iterator[Requirement]:
+def _extra_requirements(extra: str) -> Iterator[Requirement]:
     """Yield an extra's requirements on this Python and system, without the package's own."""
     for item in _requirements():
         marker = item.marker
@@ -82,7 +82,7 @@ def _of_extra(extra: str) -> Iterator[Requirement]:
             yield item
 
 
-def _wrong(requirements: list[Requirement]) -> list[str]:
+def _unmet(requirements: list[Requirement]) -> list[str]:
     """List the requirements that are missing or installed in another version."""
     versions = {item.name: _version(item.name) for item in requirements}
     missing = [name for name, installed in versions.items() if installed is None]

@@ -7,6 +7,7 @@ import io
 import tempfile
 from pathlib import Path
 
+from estimator.formatting import format_count
 from flows.doctor.line import Line
 from launchers import settings
 from launchers.base import workdir
@@ -25,7 +26,9 @@ def default_job() -> list[Line]:
         found = f"work folder {work_dir}: {why_not}"
         return [Line(check="local", state="no", found=found, fix=workdir.PLACE_ADVICE)]
     gpus = plan.layout.processes_per_node if plan.layout.device == "cuda" else 0
-    found = f"{plan.model}, {plan.method} with {plan.engine} on {f'{gpus} GPU(s)' if gpus else 'CPUs'}"
+    found = (
+        f"{plan.model}, {plan.method} with {plan.engine} on {format_count(gpus, 'GPU') if gpus else 'CPUs'}"
+    )
     return [Line(check="local", state="ok", found=found, needs=(plan.engine, "datastore", "metadata"))]
 
 

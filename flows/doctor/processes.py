@@ -46,7 +46,7 @@ def _lines(probe: Probe, limit_s: float, stop: threading.Event) -> list[Line]:
         request, log = Path(name, "request.json"), Path(name, "log")
         request.write_text(json.dumps(asdict(probe)))
         with started(WORKER, request, log, on_cpu=False) as process:
-            finished = _ended(process, limit_s, stop)
+            finished = _wait_for_end(process, limit_s, stop)
         result_file = request.with_name(ANSWER)
         if result_file.is_file():
             return [
@@ -64,7 +64,7 @@ def _lines(probe: Probe, limit_s: float, stop: threading.Event) -> list[Line]:
         return [Line(check=check, state="no", found=found) for check in checks]
 
 
-def _ended(process: subprocess.Popen[bytes], limit_s: float, stop: threading.Event) -> bool:
+def _wait_for_end(process: subprocess.Popen[bytes], limit_s: float, stop: threading.Event) -> bool:
     """Wait for the process and return whether it ended in time; stops waiting when ``stop`` is set."""
     deadline = time.monotonic() + limit_s
     while process.poll() is None:

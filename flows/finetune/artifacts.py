@@ -1,7 +1,7 @@
 """Inputs and outputs of a run: weights, stored once per cluster, and the finished model with its page.
 
-What the launching process has found out travels with the plan, in ``FINETUNE_STAGED``: the model that was
-looked up there, and under which keys of the datastore it has put local files of a run that goes elsewhere.
+The launching process passes two things to the tasks, next to the plan, in ``FINETUNE_STAGED``: the resolved
+model, and the datastore keys of local files that it has stored for a remote run.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def stage(settings: Settings, model: ModelRef) -> tuple[ModelRef, dict[str, str]
         datasets: dict[str, str] = {}
         for dataset in (*mixture.names(settings), settings.evaluation.dataset):
             if dataset is not None and sources.kind_of(dataset) == "path":
-                datasets[dataset] = _stage_dataset(store, sources.local(dataset), settings)
+                datasets[dataset] = _stage_dataset(store, sources.local_path(dataset), settings)
         if model.kind == "folder":
             location = stage_folder(
                 store,
@@ -168,7 +168,7 @@ def fetch_dataset(dataset: str, folder: Path) -> Path:
     return folder if is_dataset_folder else next(path for path in folder.iterdir() if path.is_file())
 
 
-def keep_rows(store: MetaflowStorage, rows: Sequence[StoredRows | None], folder: Path) -> str:
+def store_rows(store: MetaflowStorage, rows: Sequence[StoredRows | None], folder: Path) -> str:
     """Store checked rows from ``folder`` in the datastore; return the bundle's key."""
     names = " ".join(stored.fingerprint for stored in rows if stored is not None)
     key = f"rows/{hashlib.sha256(names.encode()).hexdigest()[:32]}"
@@ -254,10 +254,9 @@ def export(
 ) -> str:
     """Store the finished model for the user; return its folder, or its bundle's address.
 
-    A run on this machine gets ``output_dir/RUN/model`` (and ``adapter``), loadable by transformers, or the
-    adapter alone where it cannot be merged. A run
-    elsewhere leaves it in the datastore, from where ``decorators.fetch_model`` brings it. ``flow``: which one
-    has made it, as its file begins.
+    A run on this machine writes ``output_dir/RUN/model`` (and ``adapter``), loadable by transformers, or the
+    adapter alone if it cannot be merged. A remote run leaves the model in the datastore;
+    ``decorators.fetch_model`` downloads it. ``flow``: prefix of the file name of the flow that ran.
     """
     if not storage.is_local:
         return storage.describe(output)

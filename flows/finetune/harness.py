@@ -1,4 +1,4 @@
-"""Tasks of lm-evaluation-harness in a run: how their files get to its steps, and their scores."""
+"""Tasks of lm-evaluation-harness in a run: transport of their files to the steps, and scoring."""
 
 from __future__ import annotations
 

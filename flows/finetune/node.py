@@ -19,7 +19,7 @@ from decorators.backends.cluster_name import cluster_name, current_cluster
 from decorators.backends.kubernetes.pod_shape import PID_FILE
 from decorators.card.state import Setting
 from decorators.gpu_profile import current_plan, current_profile
-from decorators.profile.calibration import keep_trial
+from decorators.profile.calibration import store_trial
 from decorators.profile.measured import Measured
 from decorators.storage import MetaflowStorage, origin_run_ids
 from estimator.models import ModelRef
@@ -127,7 +127,7 @@ def train_on_node(
         trials.append(result)
         profile.trial(result)
         run_name = f"{current.pathspec}/trial-{len(trials)}"
-        if problem := keep_trial(result, run=run_name, in_container=in_container()):
+        if problem := store_trial(result, run=run_name, in_container=in_container()):
             print(problem, file=sys.stderr, flush=True)
 
     joined = False
@@ -257,8 +257,8 @@ def _this_attempt(store: MetaflowStorage, *, node: int, number: int) -> Attempt:
         logs=f"logs/{run}/attempt-{number}/node-{node}",
         profile=f"profile/{run}/attempt-{number}/node-{node}",
         plans=plans.prefix,
-        granted=current_plan(),
+        requested_plan=current_plan(),
         # Steps of a deployed flow have fixed sizes
         other_machines=not run.startswith(DEPLOYED),
-        killed=plans.kill_of(current.step_name, number - 1) if number else None,
+        killed=plans.killed_container(current.step_name, number - 1) if number else None,
     )

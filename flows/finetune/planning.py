@@ -15,13 +15,13 @@ from decorators._metaflow import Backend, command, compiles_only, main, resumed_
 from decorators.backends import cluster_name, destination
 from estimator import hardware, logs
 from estimator.calibration import Calibration
-from estimator.errors import MISTAKE, UserError
+from estimator.errors import USER_ERROR_STATUS, UserError
 from estimator.hardware import local_machine
 from estimator.job import Job, Target
 from estimator.plan import Plan
 from estimator.planning import obstacles, planner
 from estimator.planning.goals import ATTEMPTS, Goals
-from estimator.planning.places import WAITS
+from estimator.planning.places import WAIT_PREFIX
 from estimator.planning.planner import CannotFit
 from estimator.planning.report import render
 from estimator.planning.summary import MORE, render_cannot_fit, render_summary
@@ -107,19 +107,19 @@ def defaults_of_flags() -> dict[str, Any]:
 
 
 def run_flow(flow: type[Any]) -> None:
-    """Run a flow's command line; an option that has another name here is answered with that name."""
+    """Run a flow's command line; for an option that has another name here, the error states that name."""
     try:
-        sys.argv[1:] = _translated(flow, sys.argv[1:])
+        sys.argv[1:] = _translate_options(flow, sys.argv[1:])
     except UserError as error:
         logs.show_traceback(error)
         print(error, file=sys.stderr)
-        raise SystemExit(MISTAKE) from None
+        raise SystemExit(USER_ERROR_STATUS) from None
     with recorded_launch():
         main(flow, command_line)
 
 
-def _translated(flow: type[Any], args: Sequence[str]) -> list[str]:
-    """The command line with options of settings as the flow takes them; only ``run`` has such options."""
+def _translate_options(flow: type[Any], args: Sequence[str]) -> list[str]:
+    """Translate options of settings to the flow's parameters; only the command ``run`` has such options."""
     options, run_options = split_arguments(args)
     if run_options[:1] != ["run"]:
         return list(args)
@@ -237,9 +237,9 @@ def _choose_plan(
     from flows.cluster_check import gate
 
     bandwidth = checked.bandwidth()
-    if goals is not None and bandwidth is not None and checked.is_of(plan):
+    if goals is not None and bandwidth is not None and checked.covers(plan):
         replanned = planner.plan(job, target, goals, calibration=corrections, bandwidth=bandwidth)
-        if checked.is_of(replanned):  # else it would be another machine's bandwidth
+        if checked.covers(replanned):  # else it would be another machine's bandwidth
             reason = gate.explain_bandwidth(replanned, bandwidth)
             plan = replace(replanned, why=(*replanned.why, reason)) if reason else replanned
     exclusion = gate.exclude_nodes(checked, backend)
@@ -266,7 +266,7 @@ def _plan_for_place(
         if resources.device == "cpu"
         else destination.find_cluster(backend, resources.gpu, skipped=skipped)
     )
-    goals = Goals(cluster=cluster.open if cluster is not None else None)
+    goals = Goals(cluster=cluster.usable if cluster is not None else None)
     if resources.spot and backend != "local":
         goals = _on_spot(goals, backend, resources)
     if cluster is None:
@@ -277,7 +277,7 @@ def _plan_for_place(
         raise obstacles.explain(error, job, target, cluster) from None
     if plan.layout.device == "cpu":
         print(f"No GPUs in {cluster.where}: planned on its CPUs, as with --device cpu.", file=sys.stderr)
-    waits = [line for line in plan.why if line.startswith(WAITS)]
+    waits = [line for line in plan.why if line.startswith(WAIT_PREFIX)]
     for line in waits:
         print(f"{line}; it gives up after {resources.pending_timeout:g} minutes.", file=sys.stderr)
     return plan, goals

@@ -44,10 +44,10 @@ class PlannedRejection:
     longest: int | None  # upper bound of the longest prompt's tokens
 
     def planned(self, run: preparation.PlannedRun) -> Plan:
-        """The run's plan with the stages of generation, scoring and comparison in it.
+        """Return the run's plan with the stages of generation, scoring and comparison added.
 
-        Raises UserError where several nodes are asked for and the machine is available, and where vLLM is to
-        draw and cannot.
+        Raises UserError if several nodes are requested on this machine, or if vLLM is requested and cannot
+        generate the answers.
         """
         plan, sampling = run.plan, self._sampling(run)
         self._check_generator(run)
@@ -90,13 +90,13 @@ class PlannedRejection:
         )
 
     def text(self, plan: Plan) -> str:
-        """Format for a terminal: maximum number of answers, and place, time and cost of each stage."""
+        """Format for a terminal: maximum number of answers; hardware, time and cost of each stage."""
         planned = plan.generation
         if planned is None:
             raise ValueError("a plan of another run: it has no generation")
         training = plan.prediction
         trained = Stage(
-            name="compare",  # any: it is only summed up
+            name="compare",  # not shown; the stage only carries time and price
             request=plan.request,
             hours=None if training.hours is None else (training.hours, training.hours),
             usd=None if training.usd is None else (training.usd, training.usd),
@@ -104,8 +104,11 @@ class PlannedRejection:
         rows = [
             ("amount", self._amount()),
             ("batch", _batch(plan, planned)),
-            *((stage.name, f"{_placement(plan, stage)}: {_takes(plan, stage)}") for stage in planned.stages),
-            ("train", f"as above: {_takes(plan, trained)}"),
+            *(
+                (stage.name, f"{_placement(plan, stage)}: {_stage_figures(plan, stage)}")
+                for stage in planned.stages
+            ),
+            ("train", f"as above: {_stage_figures(plan, trained)}"),
             ("total", _total(plan)),
             (
                 "basis",
@@ -163,7 +166,7 @@ def check(settings: Settings) -> PlannedRejection:
     evaluation = run_config.evaluate_on_test_split(settings).evaluation
     if evaluation.fraction and evaluation.dataset is None and selected > 1:
         held_out = min(max(1, round(evaluation.fraction * selected)), 256, selected - 1)
-    settings = settings.fitted_to(selected - held_out)
+    settings = settings.limit_batch(selected - held_out)
     if selected - held_out < settings.batch_size:
         raise UserError(
             f"global_batch_size {settings.batch_size} is more than the {selected - held_out:,} answers "
@@ -225,7 +228,7 @@ def _batch(plan: Plan, planned: Generation) -> str:
     return text
 
 
-def _takes(plan: Plan, stage: Stage) -> str:
+def _stage_figures(plan: Plan, stage: Stage) -> str:
     figures = _figures(plan, stage.hours, stage.usd)
     return figures if stage.hours is not None or not stage.basis else f"{figures}: {stage.basis}"
 

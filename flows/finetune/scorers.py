@@ -13,7 +13,7 @@ from launchers.scoring.reward_model import check_reward_model
 
 
 def stage_scorer(score: str | None) -> dict[str, str]:
-    """Put a local scoring file or reward model into the datastore; its key by what the user calls it."""
+    """Store a local scoring file or reward model in the datastore; return its key by the user's name."""
     if score is None:
         return {}
     scorer = scorer_of(score)

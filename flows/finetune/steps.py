@@ -14,6 +14,7 @@ from decorators._metaflow import in_container, shell_path, user_errors
 from decorators.backends import disruptions
 from decorators.gpu_profile import current_plan, current_profile
 from decorators.storage import datastore
+from estimator.formatting import format_count
 from estimator.terminal import print
 from estimator.vocabulary import TASKS
 from flows.commands.flow_commands import command_line, console_script
@@ -82,12 +83,12 @@ class FinetuneRun(FinetuneParameters):
             try_tasks(harness.fetch_tasks(self.used_settings, work_dir / "tasks"), work_dir / "try")
             print(f"reading {', '.join(mixture.names(self.used_settings))}", flush=True)
             rows = preparation.read_data(self.used_settings, work_dir, fetch=artifacts.fetch_dataset)
-            self.rows_key = artifacts.keep_rows(datastore(), rows, work_dir / "rows")
+            self.rows_key = artifacts.store_rows(datastore(), rows, work_dir / "rows")
 
     def _prepare(self, samples: Sequence[Sample] | None = None) -> None:
         """Fetch the weights once for the cluster; tokenize the data once for all ranks.
 
-        ``samples``: rows that are trained on instead of those that were read.
+        ``samples``: training rows that replace those of the dataset.
         """
         with task_folder("prepare") as work_dir:
             print(f"fetching {self.base_model.name}", flush=True)
@@ -131,24 +132,24 @@ class FinetuneRun(FinetuneParameters):
     def _rows(self, work_dir: Path) -> tuple[StoredRows, StoredRows | None]:
         """Return the rows for training, and those of the user's held-out file if there is one."""
         get_bundle(datastore(), self.rows_key, work_dir / "rows")
-        return preparation.stored_data(work_dir / "rows")
+        return preparation.open_stored_rows(work_dir / "rows")
 
     def _train_alone(self) -> None:
         """Train on one node."""
         self._train(node=0, nodes=1, main_host="127.0.0.1", ports=(), secret=Secret(""))
 
     def _choose_endpoint(self) -> None:
-        """Choose the ports and the secret by which the nodes will find and trust each other."""
+        """Choose the ports and the shared secret of the channel between the nodes."""
         self.ports = choose_ports(local=not in_container())
         self.secret = Secret.make()
 
     def _train_node(self) -> None:
         """Train as one node of several: this task is one of the step's parallel tasks."""
-        where = current.parallel
+        parallel = current.parallel
         self._train(
-            node=where.node_index,
-            nodes=where.num_nodes,
-            main_host=where.main_ip,
+            node=parallel.node_index,
+            nodes=parallel.num_nodes,
+            main_host=parallel.main_ip,
             ports=self.ports,
             secret=self.secret,
         )
@@ -255,10 +256,8 @@ class FinetuneRun(FinetuneParameters):
         self.node = node
         launch = disruptions.of_run(current.run_id).launch(current.step_name, current.retry_count)
         layout = self.plan.layout
-        print(
-            f"node {node}: starting {layout.processes_per_node} process(es) with {self.plan.engine}",
-            flush=True,
-        )
+        processes = format_count(layout.processes_per_node, "process")
+        print(f"node {node}: starting {processes} with {self.plan.engine}", flush=True)
         with task_folder("train") as work_dir:
             self.outcome = train_on_node(
                 plan=self.plan,

@@ -106,7 +106,7 @@ def cell(text: str) -> str:
 def _examples(overview: Overview) -> list[Block]:
     blocks: list[Block] = []
     for title, examples in (("Best answers", overview.best), ("Worst answers", overview.worst)):
-        # Two columns, which a narrow page has room for
+        # Two columns fit a narrow page
         rows = [
             row
             for example in examples

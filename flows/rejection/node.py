@@ -62,10 +62,10 @@ class Drawn:
     prompts: int
     answers: int
     tokens: int
-    cut: int  # answers that end where the longest length was reached
-    own: int  # shards that the node was to make
-    earlier: int  # of them, that an earlier attempt or the resumed run had left
-    tokens_per_second: float | None  # of this attempt, loading included; None: it had nothing to do
+    cut: int  # answers truncated at the maximum length
+    assigned: int  # shards assigned to the node
+    reused: int  # of these, shards left by an earlier attempt or by the run that was resumed
+    tokens_per_second: float | None  # of this attempt, including model loading; None: no shard was missing
 
     def facts(self) -> list[tuple[str, str]]:
         """Return rows of (name, value) for display."""
@@ -75,7 +75,7 @@ class Drawn:
             ("answers", f"{self.answers:,}, {self.cut:,} of them cut at the longest length"),
             ("tokens generated", f"{self.tokens:,}"),
             ("tokens/s, loading included", speed),
-            ("shards", f"{self.own}, {self.earlier} of them there before this attempt"),
+            ("shards", f"{self.assigned}, {self.reused} of them reused from an earlier attempt"),
         ]
 
 
@@ -88,8 +88,8 @@ def gather(parts: Sequence[Drawn]) -> Drawn:
         answers=sum(part.answers for part in parts),
         tokens=sum(part.tokens for part in parts),
         cut=sum(part.cut for part in parts),
-        own=parts[0].shards.count,
-        earlier=sum(part.earlier for part in parts),
+        assigned=parts[0].shards.count,
+        reused=sum(part.reused for part in parts),
         tokens_per_second=sum(speeds) if speeds else None,
     )
 
@@ -150,23 +150,28 @@ def draw(
         sha256_of(request.prompts),
     )
     own_shards, count = request.shards(), request.count()
-    keeper = _Keeper(f"{name}-{answers_key}", tuple(own_shards), count, request.shards_dir, "answers")
+    shard_store = _ShardStore(
+        f"{name}-{answers_key}", tuple(own_shards), count, request.shards_dir, "answers"
+    )
     start = time.monotonic()
-    generation.generate(request, keeper.keep)
+    generation.generate(request, shard_store.store)
     seconds = time.monotonic() - start
     drawn = {shard: answers_in(request.shards_dir, [shard]) for shard in own_shards}
     generated = [answer for items in drawn.values() for answers in items for answer in answers.answers]
     new_tokens = [
-        answer.tokens for shard in keeper.new_shards for items in drawn[shard] for answer in items.answers
+        answer.tokens
+        for shard in shard_store.new_shards
+        for items in drawn[shard]
+        for answer in items.answers
     ]
     return Drawn(
-        shards=Shards(key=keeper.key, count=count),
+        shards=Shards(key=shard_store.key, count=count),
         prompts=sum(map(len, own_shards.values())),
         answers=len(generated),
         tokens=sum(answer.tokens for answer in generated),
         cut=sum(not answer.ended for answer in generated),
-        own=len(own_shards),
-        earlier=len(own_shards) - len(keeper.new_shards),
+        assigned=len(own_shards),
+        reused=len(own_shards) - len(shard_store.new_shards),
         tokens_per_second=sum(new_tokens) / seconds if new_tokens else None,
     )
 
@@ -233,15 +238,15 @@ def score(
     )
     scores_key = rows.fingerprint(identity, drawn.shards.key)
     count = drawn.shards.count
-    keeper = _Keeper(f"{name}-{scores_key}", range(count), count, request.shards_dir, "scores")
-    scoring.score(request, keeper.keep)
-    return Shards(key=keeper.key, count=count)
+    shard_store = _ShardStore(f"{name}-{scores_key}", range(count), count, request.shards_dir, "scores")
+    scoring.score(request, shard_store.store)
+    return Shards(key=shard_store.key, count=count)
 
 
-class _Keeper:
-    """Stores each finished shard in the run's datastore, and starts with the shards that exist there.
+class _ShardStore:
+    """Stores finished shards in the run's datastore; on creation fetches those that are stored already.
 
-    ``shards`` are the node's own, by their number among all ``count``.
+    ``shards``: indexes of this node's shards, among ``count`` of all nodes.
     """
 
     def __init__(self, name: str, shards: Sequence[int], count: int, folder: Path, content: str) -> None:
@@ -266,7 +271,7 @@ class _Keeper:
                 return True
         return False
 
-    def keep(self, shard: int, file: Path) -> None:
+    def store(self, shard: int, file: Path) -> None:
         """Store a finished shard in the datastore."""
         self._store.put_file(f"{self.key}/{file.name}", file)
         self.new_shards.append(shard)

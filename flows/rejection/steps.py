@@ -27,7 +27,7 @@ class RejectionRun(FinetuneRun):
     """Work of a rejection sampling run, in addition to that of a fine-tuning run."""
 
     def _prepare_prompts(self) -> None:
-        """Fetch the weights, and those of a reward model; make prompts of the rows."""
+        """Fetch the weights, including a reward model's; build prompts from the rows."""
         with task_folder("prepare") as work_dir:
             self.model_reference = artifacts.fetch_weights_once(self.base_model, work_dir)
             self.reward_model = scorers.fetch_reward_model_once(
@@ -79,7 +79,7 @@ class RejectionRun(FinetuneRun):
         write_blocks(current.card[CARD_ID], card.draw_scores(str(scored_by), summary))
 
     def _select(self) -> None:
-        """Keep the best answers, and tokenize them as the training data."""
+        """Select the best answers, and tokenize them as the training data."""
         with task_folder("select") as work_dir:
             answers = self.drawn.shards.answers(work_dir / "answers")
             self.scores = self.scored.scores(work_dir / "scores")

@@ -124,7 +124,7 @@ class Heartbeat:
 
 def connect(
     endpoint: Endpoint,
-    claim: BaseModel,
+    request: BaseModel,
     messages: TypeAdapter[Any],
     *,
     limit_s: float,
@@ -146,7 +146,7 @@ def connect(
     while True:
         for index, port in enumerate(ports):
             try:
-                sock = call(endpoint, port, claim, min(time.monotonic() + GREETING_S, deadline + 1.0))
+                sock = call(endpoint, port, request, min(time.monotonic() + GREETING_S, deadline + 1.0))
             except Silent as error:  # the whole host may be silent, so the other ports are tried later
                 problems[port] = str(error)
                 ports = ports[index + 1 :] + ports[: index + 1]

@@ -3,12 +3,12 @@
 The whole greeting has one time limit::
 
     listener -> caller   magic, nonce                                   sent before anything is read
-    caller -> listener   magic, nonce, length, claim, proof             at most 4 KB; identifies the caller
-    listener -> caller   proof, length, answer                          admission, or reason of the refusal
+    caller -> listener   magic, nonce, length, request, proof           at most 4 KB; identifies the caller
+    listener -> caller   proof, length, reply                           admission, or reason of the refusal
 
 A proof is HMAC-SHA256 over the role, both nonces and the payload (:meth:`Endpoint.prove`). Its key is derived
 from the secret and the run's name (run, step, attempt, purpose): a recorded or reflected greeting, or one of
-another attempt, proves nothing. A claim is parsed only after its proof was verified.
+another attempt, proves nothing. A request is parsed only after its proof was verified.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from launchers.cluster.endpoint import MAGIC, Endpoint
 GREETING_S = 5.0  # time limit of a greeting
 _NONCE = 32
 _PROOF = 32
-_MAX_PAYLOAD = 3_900  # bytes of a claim or an answer: a greeting stays below 4 KB
+_MAX_PAYLOAD = 3_900  # bytes of a request or a reply: a greeting stays below 4 KB
 _LENGTH = 4
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -47,7 +47,7 @@ class Silent(Exception):  # noqa: N818 named for the event
 
 
 class Message(BaseModel):
-    """Base of messages and claims: the receiver validates fields, and refuses unknown ones."""
+    """Base of messages and requests: the receiver validates fields, and refuses unknown ones."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, allow_inf_nan=False, ser_json_inf_nan="constants"
@@ -55,12 +55,12 @@ class Message(BaseModel):
 
 
 class Reply(Message):
-    """The listener's answer at the end of a greeting."""
+    """The listener's reply at the end of a greeting."""
 
     refused: str | None = None  # reason of the refusal; None: admitted
 
 
-def call(endpoint: Endpoint, port: int, claim: BaseModel, deadline: float) -> socket.socket:
+def call(endpoint: Endpoint, port: int, request: BaseModel, deadline: float) -> socket.socket:
     """Connect and greet the listener. Raises OSError or BadMessage unless it belongs to this run."""
     sock = _connect(endpoint.host, port, deadline)
     try:
@@ -69,25 +69,25 @@ def call(endpoint: Endpoint, port: int, claim: BaseModel, deadline: float) -> so
             raise BadMessage("something else listens there")
         challenge = _take(sock, _NONCE, deadline)
         nonce = secrets.token_bytes(_NONCE)
-        request = claim.model_dump_json().encode()
-        if len(request) > _MAX_PAYLOAD:
-            raise ValueError(f"a claim of {len(request):,} bytes, more than the limit of {_MAX_PAYLOAD:,}")
-        own_proof = endpoint.prove("caller", challenge, nonce, request)
+        payload = request.model_dump_json().encode()
+        if len(payload) > _MAX_PAYLOAD:
+            raise ValueError(f"a request of {len(payload):,} bytes, more than the limit of {_MAX_PAYLOAD:,}")
+        own_proof = endpoint.prove("caller", challenge, nonce, payload)
         _send(
             sock,
-            MAGIC + nonce + len(request).to_bytes(_LENGTH, "big") + request + own_proof,
+            MAGIC + nonce + len(payload).to_bytes(_LENGTH, "big") + payload + own_proof,
             deadline,
         )
         try:
             proof = _take(sock, _PROOF, deadline)
         except ConnectionError:
             raise BadMessage("another run listens there, or one with another secret") from None
-        payload = _take_payload(sock, deadline)
-        if not hmac.compare_digest(proof, endpoint.prove("listener", nonce, challenge, payload)):
+        response = _take_payload(sock, deadline)
+        if not hmac.compare_digest(proof, endpoint.prove("listener", nonce, challenge, response)):
             raise BadMessage("the listener does not know the secret")
-        answer = parse(TypeAdapter(Reply), payload)
-        if answer.refused is not None:
-            raise Refused(answer.refused)
+        reply = parse(TypeAdapter(Reply), response)
+        if reply.refused is not None:
+            raise Refused(reply.refused)
     except BaseException:
         sock.close()
         raise
@@ -121,9 +121,9 @@ def _connect(host: str, port: int, deadline: float) -> socket.socket:
 
 
 def authenticate(
-    sock: socket.socket, endpoint: Endpoint, claims: TypeAdapter[Model], deadline: float
+    sock: socket.socket, endpoint: Endpoint, requests: TypeAdapter[Model], deadline: float
 ) -> tuple[Model, Callable[[str | None], None]]:
-    """Verify a caller's proof; return its claim, and a function that sends the reason to refuse it, or None.
+    """Verify a caller's proof; return its request, and a function that accepts (None) or refuses it.
 
     Raises OSError or BadMessage if the proof fails.
     """
@@ -133,24 +133,24 @@ def authenticate(
     if _take(sock, len(MAGIC), deadline) != MAGIC:
         raise BadMessage("another protocol")
     nonce = _take(sock, _NONCE, deadline)
-    claim_payload = _take_payload(sock, deadline)
+    payload = _take_payload(sock, deadline)
     proof = _take(sock, _PROOF, deadline)
-    if not hmac.compare_digest(proof, endpoint.prove("caller", challenge, nonce, claim_payload)):
+    if not hmac.compare_digest(proof, endpoint.prove("caller", challenge, nonce, payload)):
         raise BadMessage("another secret, or another run")
     if _has_disconnected(sock):  # it has retried meanwhile, or was ended
         raise ConnectionError("the caller has disconnected")
 
-    def answer(refused: str | None) -> None:
+    def reply(refused: str | None) -> None:
         # Shortened to fit into a greeting, whatever its characters become in JSON
         payload = Reply(refused=refused and refused[:600]).model_dump_json().encode()
         own_proof = endpoint.prove("listener", nonce, challenge, payload)
         _send(sock, own_proof + len(payload).to_bytes(_LENGTH, "big") + payload, deadline)
 
     try:
-        return parse(claims, claim_payload), answer
+        return parse(requests, payload), reply
     except BadMessage as error:
         with contextlib.suppress(OSError):
-            answer(str(error))
+            reply(str(error))
         raise
 
 

@@ -27,14 +27,13 @@ _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _SPARE_DESCRIPTORS = 256  # for other files of the listening process
 
 
-class Guest(Generic[Model]):
+class Caller(Generic[Model]):
     """Authenticated caller that waits to be admitted or refused."""
 
-    def __init__(self, sock: socket.socket, claim: Model, answer: Callable[[str | None], None]) -> None:
-        self.claim = claim
-        self.address: str = sock.getpeername()[0].removeprefix(_MAPPED)
-        """From where it calls."""
-        self._socket, self._answer = sock, answer
+    def __init__(self, sock: socket.socket, request: Model, reply: Callable[[str | None], None]) -> None:
+        self.request = request
+        self.address: str = sock.getpeername()[0].removeprefix(_MAPPED)  # IP address
+        self._socket, self._reply = sock, reply
 
     def accept(
         self,
@@ -45,7 +44,7 @@ class Guest(Generic[Model]):
     ) -> Connection[Any]:
         """Admit the caller. Raises OSError if it has disconnected meanwhile."""
         try:
-            self._answer(None)
+            self._reply(None)
         except OSError:
             self._socket.close()
             raise
@@ -54,14 +53,14 @@ class Guest(Generic[Model]):
     def refuse(self, reason: str) -> None:
         """Send the reason in one line, and end the connection."""
         with contextlib.suppress(OSError):
-            self._answer(reason)
+            self._reply(reason)
         self._socket.close()
 
 
 class Listener(Generic[Model]):
-    """Authenticates callers, each in its own thread, and passes them to ``welcome``.
+    """Authenticates callers, each in its own thread, and passes them to ``serve``.
 
-    ``welcome`` is called in the caller's thread, which it may keep. Unauthenticated callers are limited in
+    ``serve`` is called in the caller's thread, which it may keep. Unauthenticated callers are limited in
     time, size and number, and when the process has no file descriptors left, slow ones are dropped. With a
     loopback host only this machine can connect.
 
@@ -71,13 +70,13 @@ class Listener(Generic[Model]):
     def __init__(
         self,
         endpoint: Endpoint,
-        claims: type[Model],
-        welcome: Callable[[Guest[Model]], None],
+        request_type: type[Model],
+        serve: Callable[[Caller[Model]], None],
         *,
         callers: int,  # maximum number of connected callers of this run
     ) -> None:
-        self._endpoint, self._welcome = endpoint, welcome
-        self._claims: TypeAdapter[Model] = TypeAdapter(claims)
+        self._endpoint, self._serve = endpoint, serve
+        self._requests: TypeAdapter[Model] = TypeAdapter(request_type)
         self._closed = threading.Event()
         self._lock = threading.Lock()
         self._unauthenticated: dict[socket.socket, float] = {}  # time of connection, oldest first
@@ -142,13 +141,13 @@ class Listener(Generic[Model]):
 
     def _greet(self, sock: socket.socket) -> None:
         try:
-            claim, answer = authenticate(sock, self._endpoint, self._claims, time.monotonic() + GREETING_S)
+            request, reply = authenticate(sock, self._endpoint, self._requests, time.monotonic() + GREETING_S)
         except (OSError, BadMessage):
             sock.close()
             return
         finally:
             self._forget(sock)
-        self._welcome(Guest(sock, claim, answer))
+        self._serve(Caller(sock, request, reply))
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -1,13 +1,14 @@
 """Rendezvous of the processes of one run: one of them is the server, all others connect to it.
 
 The channel (launchers.cluster.channel) carries the messages. The gang (launchers.gang.control), a scheduler's
-nodes (launchers.scheduler.meeting) and the checklist (checklist.run.control) each define their messages, join
-request, admission rule and error messages; connections, heartbeats, losses and goodbyes are handled here.
+nodes (launchers.scheduler.rendezvous) and the checklist (checklist.run.control) each define their messages,
+join request, admission rule and error messages; connections, heartbeats, losses and goodbyes are handled
+here.
 
 =========================  =============================================================================
 event                      result
 =========================  =============================================================================
-wrong or duplicate claim   refused with the reason that ``refuse`` returns; the caller raises Refused
+invalid join request       refused with the reason that ``refuse`` returns; the caller raises Refused
 late caller                admitted if ``refuse`` permits, until :meth:`Server.stop_admitting`
 silent or broken peer      ``lost`` is called with the error, and the peer may join again
 invalid message            the same, with BadMessage; other peers are not affected
@@ -30,7 +31,7 @@ from pydantic import BaseModel, Field, TypeAdapter
 from launchers.cluster.channel import MAX_MESSAGE_BYTES, Connection, Heartbeat
 from launchers.cluster.endpoint import Endpoint
 from launchers.cluster.greeting import BadMessage, Message
-from launchers.cluster.listener import Guest, Listener
+from launchers.cluster.listener import Caller, Listener
 
 
 class Beat(Message):
@@ -42,7 +43,7 @@ class Beat(Message):
 class Goodbye(Message):
     """Announcement that the sender leaves intentionally: its closed connection does not count as a loss."""
 
-    kind: Literal["bye"] = "bye"
+    kind: Literal["goodbye"] = "goodbye"
 
 
 class JoinRequest(Message):
@@ -173,8 +174,8 @@ class Server(Generic[Request]):
         peers = {id(peer): peer for peer in self.peers().values()}
         return sorted(peers.values(), key=lambda peer: 0 in peer.request.member_ids)
 
-    def _serve(self, guest: Guest[Request]) -> None:
-        peer = self._admit(guest)
+    def _serve(self, caller: Caller[Request]) -> None:
+        peer = self._admit(caller)
         if peer is None:
             return
         error = receive_all(peer.connection, lambda message: self._on_message(peer, message))
@@ -186,18 +187,18 @@ class Server(Generic[Request]):
             self._on_loss(peer, error)
         peer.connection.close()
 
-    def _admit(self, guest: Guest[Request]) -> Peer[Request] | None:
-        request = guest.claim
+    def _admit(self, caller: Caller[Request]) -> Peer[Request] | None:
+        request = caller.request
         with self._lock:
             reason = "the rendezvous has ended" if self._closed else self._refuse(request)
             if reason is not None:
-                guest.refuse(reason)
+                caller.refuse(reason)
                 return None
             try:
-                connection = guest.accept(self._messages, silence_s=self._silence_s, longest=self._longest)
+                connection = caller.accept(self._messages, silence_s=self._silence_s, longest=self._longest)
             except OSError:  # the caller has disconnected, and tries again
                 return None
-            peer = Peer(request=request, address=guest.address, connection=connection)
+            peer = Peer(request=request, address=caller.address, connection=connection)
             self._peers.update(dict.fromkeys(request.member_ids, peer))
             self._joined.update(dict.fromkeys(request.member_ids, peer))
             self._on_join(peer)

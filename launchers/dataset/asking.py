@@ -1,6 +1,6 @@
 """Prompt format of a model, stored with its prepared data.
 
-The export reads it from there, because loading a tokenizer takes seconds and hundreds of megabytes.
+The export reads it instead of loading the tokenizer, which takes seconds and hundreds of megabytes.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ class PromptFormat:
     """Prompt format of a model and its tokenizer; ids are token ids."""
 
     chats: bool
-    """Whether the rows are chats rendered by a template; otherwise plain text."""
+    """Whether the rows are chats, rendered by a template, instead of plain text."""
     template: str
-    """Chat template; not used for plain text."""
+    """Chat template; unused for plain text."""
     end_id: int | None
-    """Token that ends an answer in training; None: the tokenizer has no such token."""
+    """Token that ends an answer in training; None if the tokenizer has none."""
     pad_id: int
     rendered: str
-    """:data:`QUESTION` as rendered by the template, for a reward model with :data:`ANSWER`. Empty without
-    chats, and if the template refuses it."""
+    """:data:`QUESTION` as rendered by the template; for a reward model with :data:`ANSWER`. Empty for plain
+    text, and if the template cannot render it."""
 
     @classmethod
     def of(cls, tokenizer: Any, *, task: str, chats: bool) -> PromptFormat:
         """Determine the prompt format of a tokenizer for a task."""
         rendered, end = "", tokenizer.eos_token_id
-        # A template may support only another kind of chats
+        # A template may refuse this chat, for example if it requires a system turn
         with contextlib.suppress(UserError):
             if task == "reward":
-                rendered = render.written([QUESTION, ANSWER], tokenizer)
+                rendered = render.render_messages([QUESTION, ANSWER], tokenizer)
             elif chats:
-                rendered = render.written([QUESTION], tokenizer, prompt=True)
+                rendered = render.render_messages([QUESTION], tokenizer, prompt=True)
             if chats:
-                end = render.end_of_answers(tokenizer, [QUESTION, ANSWER])
+                end = render.answer_end_token(tokenizer, [QUESTION, ANSWER])
         return cls(
             chats=chats,
             template=tokenizer.chat_template,

@@ -17,9 +17,10 @@ from torch.utils.checkpoint import checkpoint
 from estimator.plan import Layout
 from launchers.dataset.prepared import IGNORE, Prepared, Row
 
-# Positions whose logits are in fp32 at the same time: 0.5 GiB for a vocabulary of 128k
+# Number of positions whose logits are converted to fp32 at a time: 0.5 GiB for a vocabulary of 128k
 LOSS_CHUNK = 1024
-# Multiple to which padding-free batches are filled: float8 products need multiples of 16, tensor cores of 64
+# The length of a padding-free batch is filled up to a multiple of this. Matrix products in float8 need 16,
+# tensor cores 64
 TOKEN_MULTIPLE = 64
 
 
@@ -49,7 +50,7 @@ class MicroBatch:
 
     @property
     def inputs(self) -> dict[str, Any]:
-        """Keyword arguments of the model. Only packed rows need positions, which not every model takes."""
+        """Keyword arguments of the model; positions only for packed rows, as not every model accepts them."""
         if self.cu_seq_lens is not None:
             return {
                 "input_ids": self.input_ids,
@@ -62,8 +63,8 @@ class MicroBatch:
         positions = {"position_ids": self.position_ids} if self.packed else {}
         return {"input_ids": self.input_ids, **positions, **self.vision}
 
-    def sums(self, values: torch.Tensor) -> torch.Tensor:
-        """Return [sequences]: sum over each sequence of a tensor with one value per token."""
+    def sum_by_sequence(self, values: torch.Tensor) -> torch.Tensor:
+        """Sum ``values``, one per token, over each sequence: [sequences]."""
         if self.cu_seq_lens is None:
             return values.sum(-1)
         return torch.stack(
@@ -74,33 +75,35 @@ class MicroBatch:
         """Copy to ``device``; to a GPU from page-locked memory, without waiting for the copy."""
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "lengths"}
         changed: dict[str, Any] = {
-            name: copied(value, device) for name, value in values.items() if isinstance(value, torch.Tensor)
+            name: copy_to_device(value, device)
+            for name, value in values.items()
+            if isinstance(value, torch.Tensor)
         }
-        changed["vision"] = {name: copied(value, device) for name, value in self.vision.items()}
+        changed["vision"] = {name: copy_to_device(value, device) for name, value in self.vision.items()}
         return dataclasses.replace(self, **changed)
 
 
 class ImageInputs(Protocol):
-    """Makes a vision-language model's inputs (launchers.dataset.vision_tokenizer.VisionTokenizer)."""
+    """Builder of a vision-language model's inputs (launchers.dataset.vision_tokenizer.VisionTokenizer)."""
 
     def inputs(self, images: Sequence[Sequence[Any]], input_ids: torch.Tensor) -> dict[str, Any]:
-        """Return the inputs besides the tokens, of the images of each row and the tokens of all."""
+        """Build the model's other inputs from the images of each row and the token ids of all rows."""
         ...
 
 
-def copied(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+def copy_to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Copy a CPU tensor to ``device``; to a GPU from page-locked memory, without waiting for the copy."""
     source = tensor.pin_memory() if device.type == "cuda" else tensor
     return source.to(device, non_blocking=True)
 
 
 def step_rows(data: Prepared, step: int, global_batch_size: int) -> NDArray[np.int32]:
-    """Return the indices of a step's rows; the first step is 0."""
+    """Return the row indices of a step's global batch; the first step is 0."""
     return data.order[step * global_batch_size : (step + 1) * global_batch_size]
 
 
-def counted_labels(data: Prepared, step: int, global_batch_size: int) -> int:
-    """Count the labels of the global batch, over all ranks."""
+def count_labels(data: Prepared, step: int, global_batch_size: int) -> int:
+    """Count the tokens of a step's global batch that count in the loss, over all ranks."""
     rows = step_rows(data, step, global_batch_size)
     return sum(int((data.row(index).labels != IGNORE).sum()) for index in rows)
 
@@ -118,9 +121,16 @@ def micro_batches(
 ) -> Iterator[MicroBatch]:
     """Iterate over a rank's micro batches of a step: rows rank, rank + world size, ... of the step.
 
-    ``pairs``: rows are pairs (:func:`collate_pairs`). ``reference``: log-probabilities of all rows from
-    launchers.evaluation.reference; each batch gets those of its rows. ``padding_free``: see
-    :class:`MicroBatch`. ``images``: makes the inputs of a vision-language model.
+    Parameters
+    ----------
+    pairs:
+        Whether rows are pairs (:func:`collate_pairs`).
+    reference:
+        Log-probabilities of all rows from launchers.evaluation.reference; each batch gets those of its rows.
+    padding_free:
+        Whether to concatenate the rows instead of padding them (:class:`MicroBatch`).
+    images:
+        Builder of a vision-language model's inputs.
     """
     collate_rows = collate_pairs if pairs else partial(collate, images=images)
     multiple = token_multiple(data, padding_free=padding_free, rows=layout.micro_batch_size)
@@ -139,7 +149,7 @@ def micro_batches(
 def token_multiple(data: Prepared, *, padding_free: bool, rows: int = 1) -> int | None:
     """Return the multiple to which :func:`collate` fills padding-free batches; None for padded batches.
 
-    Batches of ``rows`` packed rows are filled up to full sequences: compiled blocks then have one shape.
+    Batches of ``rows`` packed rows are filled up to full sequences, so that compiled blocks have one shape.
     """
     if not padding_free:
         return None
@@ -160,7 +170,11 @@ def mismatched_batches(
     *,
     padding_free: bool = False,
 ) -> Iterator[MicroBatch]:
-    """Iterate over micro batches of prompts with the answer to another prompt (:func:`mismatched_rows`)."""
+    """Iterate over a rank's micro batches of :func:`mismatched_rows`.
+
+    ``reference``: log-probabilities from launchers.evaluation.reference, where those of the mismatched rows
+    follow those of all rows.
+    """
     rank_rows = mismatched_rows(data, step)[rank :: layout.data_parallel]
     rank_reference = None
     if reference is not None:
@@ -180,12 +194,13 @@ def collate(
     """Pad rows on the right to the longest of them, or concatenate them without padding.
 
     No attention mask is needed: attention is causal, padding is at the end, and transformers derives the
-    boundaries of packed documents from positions that restart at 0. ``multiple``: concatenate the rows to a
-    sequence filled up to a multiple of this length (a padding-free batch). ``images``: makes the inputs of a
-    vision-language model, whose batches are padded.
+    boundaries of packed documents from positions that restart at 0.
+
+    ``multiple``: concatenate the rows to one sequence, filled up to a multiple of this length (a padding-free
+    batch). ``images``: builder of a vision-language model's inputs, whose batches are padded.
     """
     if multiple is not None:
-        return _joined(rows, pad_id, multiple)
+        return _concatenate(rows, pad_id, multiple)
     width = max(len(row.tokens) for row in rows)
     shape = (len(rows), width)
     tokens = np.full(shape, pad_id, dtype=np.int64)
@@ -196,7 +211,7 @@ def collate(
         tokens[index, :length] = row.tokens
         labels[index, : length - 1] = row.labels[1:]
         positions[index, :length] = row.positions
-        # after a single document the positions continue, so that there is no boundary (and no mask)
+        # positions continue in the padding of a single document: without a boundary, no mask is needed
         positions[index, length:] = np.arange(width - length) + (length if len(row.lengths) == 1 else 0)
     input_ids = torch.from_numpy(tokens)
     return MicroBatch(
@@ -210,8 +225,8 @@ def collate(
     )
 
 
-def _joined(rows: list[Row], pad_id: int, multiple: int) -> MicroBatch:
-    """Concatenate all rows, filled up to a multiple of ``multiple`` by a separate document."""
+def _concatenate(rows: list[Row], pad_id: int, multiple: int) -> MicroBatch:
+    """Concatenate all rows; a document of padding fills the sequence up to a multiple of ``multiple``."""
     lengths = np.concatenate([row.lengths for row in rows])
     count = int(lengths.sum())
     total = -(-count // multiple) * multiple
@@ -235,9 +250,10 @@ def _joined(rows: list[Row], pad_id: int, multiple: int) -> MicroBatch:
 
 
 def mismatched_rows(data: Prepared, step: int) -> list[Row]:
-    """Combine each prompt of a step with the answer of the row before it (the first with the last row's).
+    """Combine each prompt of a step with the answer of the previous row; the first with the last row's.
 
-    Only the answer counts, truncated at the data's ``seq_len``; used for KTO's divergence estimate.
+    Only the answer counts in the loss; rows are truncated at the data's ``seq_len``. KTO estimates its
+    divergence from the reference model on these rows.
     """
     rows = [data.row(index) for index in step_rows(data, step, data.info.global_batch_size)]
     seq_len, mismatched = data.info.seq_len, []
@@ -254,35 +270,35 @@ def _answer_start(row: Row) -> int:
 
 
 def collate_pairs(rows: list[Row], pad_id: int, multiple: int | None = None) -> MicroBatch:
-    """Collate pairs to twice as many sequences: all chosen conversations, then all rejected ones."""
+    """Collate pairs to a batch of all chosen conversations, followed by all rejected ones."""
     chosen, rejected = zip(*(row.documents() for row in rows), strict=True)
     return collate([*chosen, *rejected], pad_id, multiple)
 
 
 def summed_log_probabilities(logits: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
-    """Return [sequences]: the sum of the log-probabilities of each sequence's labels, in fp32."""
-    return batch.sums(log_probabilities(logits, batch.labels))
+    """Sum the log-probabilities of the labels over each sequence: [sequences], fp32."""
+    return batch.sum_by_sequence(log_probabilities(logits, batch.labels))
 
 
 def log_probabilities(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Return [sequences, positions]: log-probabilities of ``labels`` in fp32, 0 where they do not count."""
+    """Compute log-probabilities of ``labels``: [sequences, positions], fp32; 0 where they do not count."""
     return -torch.cat(list(_cross_entropies(logits, labels, "none"))).view(labels.shape)
 
 
 def chunk_log_probabilities(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Return the log-probability of each label, [positions], without chunks."""
+    """Compute the log-probability of each label, [positions], of all positions at once."""
     return -cross_entropy(logits.float(), labels, ignore_index=IGNORE, reduction="none")
 
 
 def summed_cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Return the sum of the cross entropies of all labels, in fp32."""
+    """Sum the cross entropies of all labels, in fp32."""
     return sum(_cross_entropies(logits, labels, "sum"), torch.zeros((), device=logits.device))
 
 
 def _cross_entropies(logits: torch.Tensor, labels: torch.Tensor, reduction: str) -> Iterator[torch.Tensor]:
-    """Iterate over the cross entropies of chunks of positions.
+    """Iterate over the cross entropies of chunks of :data:`LOSS_CHUNK` positions.
 
-    The logits of a chunk are converted to fp32, and again in the backward pass.
+    Logits are converted to fp32 by chunk, and converted again in the backward pass, to save memory.
     """
 
     def of_chunk(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

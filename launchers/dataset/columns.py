@@ -1,4 +1,4 @@
-"""Columns of a dataset under other names: the setting ``columns``, and suggestions for it."""
+"""Dataset columns whose names differ from the supported keys: the setting ``columns``, and suggestions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from estimator.errors import UserError
 from estimator.names import close_matches, did_you_mean
 from launchers.dataset.files import BadRow
 
-# Names of columns on the Hugging Face Hub that mean a supported key, most specific first
+# Column names in use on the Hugging Face Hub for each supported key, most specific first
 _SYNONYMS: dict[str, tuple[str, ...]] = {
     "messages": ("conversation", "dialog", "dialogue", "chat", "turns", "chats"),
     "prompt": ("question", "instruction", "query", "problem", "user", "human", "input", "source", "prompts"),
@@ -22,32 +22,32 @@ _SYNONYMS: dict[str, tuple[str, ...]] = {
     "image": ("picture", "photo", "img", "image_path"),
 }
 _ALIASES = {"instruction": "prompt", "output": "completion", "response": "completion"}
-_CUTOFF = 0.7  # similarity of names that are taken for a misspelling
+_CUTOFF = 0.7  # minimum similarity of a misspelled name
 
 
 class UnknownColumns(BadRow):
-    """Reason of a row without a key that its form needs, which may stand under another name.
+    """A row lacks required keys, whose values may be in columns of other names.
 
-    ``missing``: alternatives of missing keys, the preferred one first.
+    ``missing``: alternative groups of keys that the row would need, the preferred group first.
     """
 
     def __init__(self, reason: str, row: Mapping[str, Any], *missing: Sequence[str]) -> None:
         super().__init__(reason)
-        proposals = (_proposal(row, keys) for keys in missing)
+        proposals = (_propose_mapping(row, keys) for keys in missing)
         self.mapping = next((proposal for proposal in proposals if proposal), {})
         self.example = ",".join(f"{key}=COLUMN" for key in missing[0])
 
     @property
     def option(self) -> str:
-        """Option that maps the columns; with the word COLUMN where no column can be proposed."""
+        """Option that maps the columns; with the placeholder COLUMN if no column can be proposed."""
         pairs = ",".join(f"{key}={name}" for key, name in self.mapping.items())
         return f"--columns {pairs or self.example}"
 
 
-def renamed(row: Any, columns: Mapping[str, str]) -> Any:
+def rename_columns(row: Any, columns: Mapping[str, str]) -> Any:
     """Rename the mapped columns of a decoded row; other values are returned unchanged.
 
-    ``columns``: name in the dataset of each supported key. A row without such a column keeps its own key.
+    ``columns``: supported key -> column name in the dataset. Columns that a row lacks are not mapped.
     """
     if not columns or not isinstance(row, dict):
         return row
@@ -60,7 +60,7 @@ def renamed(row: Any, columns: Mapping[str, str]) -> Any:
 def check_present(columns: Mapping[str, str], counts: Mapping[str, int], dataset: str) -> None:
     """Raise UserError for a mapped column that no row has.
 
-    ``counts``: number of rows with each key.
+    ``counts``: column name -> number of rows that have it.
     """
     for key, name in columns.items():
         if name not in counts and key not in counts:
@@ -69,8 +69,8 @@ def check_present(columns: Mapping[str, str], counts: Mapping[str, int], dataset
             raise UserError(f"Dataset {dataset} has no column `{name}` (--columns).", advice)
 
 
-def _proposal(row: Mapping[str, Any], keys: Sequence[str]) -> dict[str, str]:
-    """Find a column for every key; empty if one has none."""
+def _propose_mapping(row: Mapping[str, Any], keys: Sequence[str]) -> dict[str, str]:
+    """Propose a column for each of the keys; return an empty mapping if one of them has none."""
     mapping: dict[str, str] = {}
     for key in keys:
         name = _column_for(key, [name for name in row if name not in mapping.values()], row)
@@ -81,15 +81,16 @@ def _proposal(row: Mapping[str, Any], keys: Sequence[str]) -> dict[str, str]:
 
 
 def _column_for(key: str, names: Sequence[str], row: Mapping[str, Any]) -> str | None:
+    """Return the column whose name is a synonym of the key or similar to it, and whose value fits."""
     meaning = _ALIASES.get(key, key)
     lower = {name.lower(): name for name in names}
     candidates = [lower[synonym] for synonym in _SYNONYMS.get(meaning, ()) if synonym in lower]
     candidates += close_matches(key, names, cutoff=_CUTOFF)
-    return next((name for name in candidates if _may_be(meaning, row[name])), None)
+    return next((name for name in candidates if _has_supported_type(meaning, row[name])), None)
 
 
-def _may_be(key: str, value: Any) -> bool:
-    """Whether a value has a type that the key supports."""
+def _has_supported_type(key: str, value: Any) -> bool:
+    """Whether the type of a column's value is valid for the key."""
     if key == "messages":
         if isinstance(value, str) and value.lstrip()[:1] == "[":
             try:

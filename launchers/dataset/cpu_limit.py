@@ -1,4 +1,4 @@
-"""Limits of processor time and memory of code from other people, such as a chat template."""
+"""Limits on CPU time and memory for untrusted code, such as a chat template."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from typing import Any
 
 @contextmanager
 def cpu_limit(seconds: float) -> Iterator[None]:
-    """Raise TimeoutError in the block after it has used this much processor time of the process.
+    """Raise TimeoutError in the block after the process has used ``seconds`` of CPU time in it.
 
-    Processor time instead of elapsed time, so that a busy machine changes nothing and a SIGALRM of the caller
-    stays as it is. Applies in the main thread alone, which is the only one that receives signals.
+    CPU time is used instead of elapsed time, so that a busy machine has no effect and the caller's SIGALRM is
+    not replaced. Without effect outside the main thread, the only one that receives signals.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -36,9 +36,10 @@ def cpu_limit(seconds: float) -> Iterator[None]:
 
 @contextmanager
 def memory_limit(size: int) -> Iterator[None]:
-    """Let the process allocate at most ``size`` more bytes in the block; beyond that, MemoryError is raised.
+    """Limit the process to ``size`` more bytes of memory in the block; beyond that, MemoryError is raised.
 
-    Linux only. The kernel refuses the allocation (RLIMIT_DATA), so that one large one takes nothing either.
+    Linux only. The limit is the kernel's (RLIMIT_DATA), which refuses even a single large allocation before
+    any memory is used.
     """
     statistics = Path("/proc/self/statm")
     if not statistics.exists():

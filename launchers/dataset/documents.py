@@ -1,7 +1,8 @@
-"""Tokenization of rows, in several processes: each takes every n-th chunk of rows and writes it to a file.
+"""Tokenization of rows in several processes: each tokenizes every n-th chunk and writes it to a file.
 
-``python -m launchers.dataset.documents request.json`` is such a process. Few rows are tokenized in the
-calling process, which saves the start of others. The order of the rows is kept for any number of processes.
+``python -m launchers.dataset.documents request.json`` runs such a process. Small datasets are tokenized in
+the calling process, because starting others would take longer. The order of the rows does not depend on the
+number of processes.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from estimator.vocabulary import TASKS
 from launchers.base.request_process import read_request, write_request
 from launchers.cluster.processes import PARENT, die_with_parent, started, tail
 from launchers.dataset import prompts, render, texts
-from launchers.dataset.preferences import Judged, Pair, Sample, asked_of
+from launchers.dataset.preferences import Judged, Pair, Sample, conversation_of
 from launchers.dataset.prepared import IGNORE, Row
 from launchers.dataset.progress import Progress
 from launchers.dataset.rows import Conversation
@@ -39,20 +40,20 @@ from launchers.settings import Settings
 
 CHUNK_ROWS = 512
 CHUNK_BYTES = 1 << 20  # of stored rows
-# Less than this is tokenized faster than another process imports transformers (about 5 s)
-ALONE_BYTES = 12 << 20
-MAX_PROCESSES = 16  # each takes 0.3 GiB
+# Datasets below this size are tokenized faster than another process imports transformers (about 5 s)
+SINGLE_PROCESS_BYTES = 12 << 20
+MAX_PROCESSES = 16  # each uses 0.3 GiB of memory
 _POLL_S = 0.05
-_PLACES = "places.npy"
+_INDICES = "indices.npy"
 
 
 @dataclass(kw_only=True, slots=True)
 class Chunk:
-    """Rows as documents: the tokens of kept rows, concatenated, and counts of the others.
+    """Documents of consecutive rows, concatenated, and counts of truncated, dropped and split rows.
 
-    A row is one document, a pair two (the chosen and the rejected one); for task pretrain, a row has one
-    document per piece. Rows with a document without label tokens are dropped. For task grpo a row is a
-    prompt, which has no label tokens, and all are kept.
+    A row is one document, a pair two (chosen and rejected); for task pretrain, a row is split into one
+    document per piece. Rows with a document without label tokens are dropped, except for task grpo, whose
+    rows are prompts without labels.
     """
 
     tokens: NDArray[np.int32]
@@ -86,7 +87,7 @@ class Chunk:
 
 
 class Documents:
-    """All documents of a run in two files, with a few numbers of each in memory.
+    """All documents of a run: tokens, masks and images in files, lengths in memory.
 
     ``per_row``: number of documents per row.
     """
@@ -96,7 +97,7 @@ class Documents:
         self.folder, self.per_row = folder, per_row
         self.rows = self.truncated = self.dropped = self.split = self.pieces = 0
         self.largest = -1  # largest token id
-        # Of all documents (desirable: of all rows), appended chunk by chunk
+        # One value per document (desirable: per row), appended chunk by chunk
         types = {
             "lengths": "i",
             "desirable": "b",
@@ -122,7 +123,7 @@ class Documents:
             self.largest = max(self.largest, int(chunk.tokens.max()))
 
     def finish(self) -> None:
-        """Finish writing, and make the documents readable."""
+        """Finish writing; documents can be read only afterwards."""
         self.lengths = np.frombuffer(self._columns["lengths"], dtype=np.int32)
         self.desirable = np.frombuffer(self._columns["desirable"], dtype=np.bool_)
         self.full_lengths = np.frombuffer(self._columns["full_lengths"], dtype=np.int32)
@@ -144,7 +145,7 @@ class Documents:
         return Packing(members=np.arange(len(self.lengths)), starts=np.arange(len(self) + 1) * self.per_row)
 
     def row(self, members: NDArray[np.int64]) -> Row:
-        """Combine these documents to one row."""
+        """Concatenate the documents with these indices to one row."""
         parts = [self._read(int(member)) for member in members]
         tokens = parts[0][0] if len(parts) == 1 else np.concatenate([tokens for tokens, _ in parts])
         counted = parts[0][1] if len(parts) == 1 else np.concatenate([counted for _, counted in parts])
@@ -157,6 +158,7 @@ class Documents:
         )
 
     def _images_of(self, document: int) -> Iterator[NDArray[np.uint8]]:
+        """Iterate over the encoded images of a document."""
         if len(self._image_offsets) == 1:
             return
         for image in range(self._first_images[document], self._first_images[document + 1]):
@@ -165,6 +167,7 @@ class Documents:
             yield np.frombuffer(self._images.read(last - first), dtype=np.uint8)
 
     def _read(self, document: int) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
+        """Read the tokens of a document, and whether each counts in the loss."""
         first, length = int(self._offsets[document]), int(self.lengths[document])
         self._tokens.seek(4 * first)
         self._counted.seek(first)
@@ -193,43 +196,43 @@ class Packing:
         """Return the documents of a row."""
         return self.members[self.starts[row] : self.starts[row + 1]]
 
-    def in_order(self, rows: NDArray[np.int64]) -> Packing:
-        """Reorder the rows, if each is one document."""
+    def reordered(self, rows: NDArray[np.int64]) -> Packing:
+        """Return the packing with its rows in another order; every row must be a single document."""
         return Packing(members=self.members[rows], starts=self.starts)
 
 
 def tokenize(
     rows: Sequence[Sample], model_dir: Path, tokenizer: Any, settings: Settings, seq_len: int, folder: Path
 ) -> Documents:
-    """Convert rows to documents, truncated (or split) at ``seq_len`` tokens, in an empty ``folder``.
+    """Tokenize rows to documents in ``folder``, truncated (or split) at ``seq_len`` tokens.
 
-    ``tokenizer`` is that of ``model_dir``, used for rows that this process tokenizes itself. Raises UserError
-    for rows that cannot be rendered.
+    ``tokenizer``: tokenizer of ``model_dir``, for rows that are tokenized in this process. ``folder`` is
+    emptied first. Raises UserError for rows that cannot be rendered.
     """
     shutil.rmtree(folder, ignore_errors=True)
     documents = Documents(folder, 2 if settings.trains_on_pairs else 1)
     progress = Progress("tokenizing", len(rows))
-    stored = _Stored.of(rows)
-    borders = _borders(np.zeros(len(rows)) if stored is None else stored.sizes)
-    processes = min(len(os.sched_getaffinity(0)), MAX_PROCESSES, len(borders) - 1)
+    stored = _RowsOnDisk.of(rows)
+    boundaries = _chunk_boundaries(np.zeros(len(rows)) if stored is None else stored.sizes)
+    processes = min(len(os.sched_getaffinity(0)), MAX_PROCESSES, len(boundaries) - 1)
     try:
-        if stored is None or stored.sizes.sum() < ALONE_BYTES or processes < 2:
-            for first, last in itertools.pairwise(borders):
-                documents.add(chunk_of(rows[first:last], tokenizer, settings, seq_len))
+        if stored is None or stored.sizes.sum() < SINGLE_PROCESS_BYTES or processes < 2:
+            for first, last in itertools.pairwise(boundaries):
+                documents.add(make_chunk(rows[first:last], tokenizer, settings, seq_len))
                 progress.at(last)
         else:
             request = _Request(
                 rows=stored.rows.folder,
-                replaced={place: encode(row).decode() for place, row in stored.replaced.items()},
-                borders=borders,
+                replacements={index: encode(row).decode() for index, row in stored.replacements.items()},
+                boundaries=boundaries,
                 model_dir=model_dir,
                 settings=settings,
                 seq_len=seq_len,
                 folder=folder,
                 processes=processes,
             )
-            np.save(folder / _PLACES, stored.places)
-            for chunk in _from_processes(request, progress):
+            np.save(folder / _INDICES, stored.indices)
+            for chunk in _tokenize_in_processes(request, progress):
                 documents.add(chunk)
         documents.finish()
     except BaseException:
@@ -239,42 +242,45 @@ def tokenize(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Stored:
-    """Rows in files that another process can read."""
+class _RowsOnDisk:
+    """Selection of rows in files that other processes can read."""
 
     rows: StoredRows
-    places: NDArray[np.integer]
-    replaced: Mapping[int, Sample]
+    indices: NDArray[np.integer]
+    replacements: Mapping[int, Sample]
 
     @classmethod
-    def of(cls, rows: Sequence[Sample]) -> _Stored | None:
-        """Return the stored rows; None if they are not in files."""
+    def of(cls, rows: Sequence[Sample]) -> _RowsOnDisk | None:
+        """Describe ``rows`` by the files they are in; None if they are in memory."""
         if isinstance(rows, StoredRows):
-            return cls(rows=rows, places=np.arange(len(rows)), replaced={})
+            return cls(rows=rows, indices=np.arange(len(rows)), replacements={})
         if isinstance(rows, Selected) and isinstance(rows.rows, StoredRows):
-            return cls(rows=rows.rows, places=rows.places, replaced=rows.replaced)
+            return cls(rows=rows.rows, indices=rows.indices, replacements=rows.replacements)
         return None
 
     @property
     def sizes(self) -> NDArray[np.int64]:
-        """[rows]: bytes of each row."""
-        sizes: NDArray[np.int64] = np.diff(self.rows.offsets)[self.places]
+        """Size of each row in bytes: [rows]."""
+        sizes: NDArray[np.int64] = np.diff(self.rows.offsets)[self.indices]
         return sizes
 
 
-def _borders(sizes: NDArray[np.number]) -> list[int]:
-    """Compute the boundaries of chunks of rows with these sizes in bytes."""
-    borders, first, chunk_bytes = [0], 0, 0
+def _chunk_boundaries(sizes: NDArray[np.number]) -> list[int]:
+    """Divide rows of these sizes (bytes) into chunks of at most CHUNK_ROWS rows and CHUNK_BYTES.
+
+    Returns the row indices at which chunks begin, followed by the number of rows.
+    """
+    boundaries, first, chunk_bytes = [0], 0, 0
     for index, size in enumerate(sizes.tolist()):
         if index > first and (index - first == CHUNK_ROWS or chunk_bytes + size > CHUNK_BYTES):
-            borders.append(index)
+            boundaries.append(index)
             first, chunk_bytes = index, 0
         chunk_bytes += size
-    return [*borders, len(sizes)] if len(sizes) else [0]
+    return [*boundaries, len(sizes)] if len(sizes) else [0]
 
 
-def chunk_of(rows: Sequence[Sample], tokenizer: Any, settings: Settings, seq_len: int) -> Chunk:
-    """Convert rows to documents."""
+def make_chunk(rows: Sequence[Sample], tokenizer: Any, settings: Settings, seq_len: int) -> Chunk:
+    """Tokenize rows to documents in this process."""
     if TASKS[settings.task].draws_answers:
         return _chunk_of_prompts(rows, tokenizer, seq_len)
     samples = list(rows)
@@ -284,9 +290,9 @@ def chunk_of(rows: Sequence[Sample], tokenizer: Any, settings: Settings, seq_len
     full_lengths: list[int] = []
     desirable: list[bool] = []
     images: list[tuple[bytes, ...]] = []
-    truncated = dropped = split = split_into = 0
+    truncated = dropped = split = piece_count = 0
     for sample, (documents, desirable_row) in zip(
-        samples, _rendered(samples, tokenizer, settings), strict=True
+        samples, _tokenized_rows(samples, tokenizer, settings), strict=True
     ):
         exceeds = any(len(ids) > seq_len for ids, _ in documents)
         truncated += exceeds and not splits
@@ -294,17 +300,23 @@ def chunk_of(rows: Sequence[Sample], tokenizer: Any, settings: Settings, seq_len
         if exceeds and attached:
             _check_images_fit(sample, documents[0][0], tokenizer, seq_len)
         if splits:
-            documents_of_row = [[piece] for document in documents for piece in _pieces(*document, seq_len)]
+            kept_documents = [
+                [piece] for document in documents for piece in _split_document(*document, seq_len)
+            ]
         else:
-            documents_of_row = [[(ids[:seq_len], counts[:seq_len]) for ids, counts in documents]]
-        documents_of_row = [each for each in documents_of_row if all(counts.any() for _, counts in each)]
-        if not documents_of_row:
+            kept_documents = [[(ids[:seq_len], counts[:seq_len]) for ids, counts in documents]]
+        kept_documents = [
+            row_documents
+            for row_documents in kept_documents
+            if all(counts.any() for _, counts in row_documents)
+        ]
+        if not kept_documents:
             dropped += 1
             continue
         if exceeds and splits:
             split += 1
-            split_into += len(documents_of_row)
-        for row_documents in documents_of_row:
+            piece_count += len(kept_documents)
+        for row_documents in kept_documents:
             tokens += [ids for ids, _ in row_documents]
             counted += [counts for _, counts in row_documents]
             desirable.append(desirable_row)
@@ -321,16 +333,16 @@ def chunk_of(rows: Sequence[Sample], tokenizer: Any, settings: Settings, seq_len
         truncated=truncated,
         dropped=dropped,
         split=split,
-        pieces=split_into,
+        pieces=piece_count,
     )
 
 
 def _check_images_fit(row: Sample, tokens: NDArray[np.int32], tokenizer: Any, seq_len: int) -> None:
     """Raise UserError for a row whose images would be cut at ``seq_len`` tokens."""
-    places = np.flatnonzero(np.isin(tokens, tokenizer.image_ids))
-    if len(places) and places[-1] >= seq_len:
+    indices = np.flatnonzero(np.isin(tokens, tokenizer.image_ids))
+    if len(indices) and indices[-1] >= seq_len:
         raise UserError(
-            f"Dataset, line {row.line}: its images end at token {places[-1] + 1:,}, and seq_len is "
+            f"Dataset, line {row.line}: its images end at token {indices[-1] + 1:,}, and seq_len is "
             f"{seq_len:,}; an image cannot be cut.",
             f"Use --seq-len {len(tokens)}, or scale the images down.",
         )
@@ -349,8 +361,8 @@ def _image_arrays(images: Sequence[tuple[bytes, ...]]) -> dict[str, Any]:
 
 
 def _chunk_of_prompts(rows: Sequence[Sample], tokenizer: Any, seq_len: int) -> Chunk:
-    """Convert rows to prompts; long prompts keep their end, which contains the question."""
-    tokenized = [ids for _, ids in prompts.tokenized(map(asked_of, rows), tokenizer)]
+    """Tokenize rows to prompts; long prompts are truncated at the start, as the question is at the end."""
+    tokenized = [ids for _, ids in prompts.tokenized(map(conversation_of, rows), tokenizer)]
     truncated = [ids[-seq_len:] for ids in tokenized]
     tokens = np.fromiter(itertools.chain.from_iterable(truncated), dtype=np.int32)
     return Chunk(
@@ -364,17 +376,17 @@ def _chunk_of_prompts(rows: Sequence[Sample], tokenizer: Any, seq_len: int) -> C
     )
 
 
-def _rendered(
+def _tokenized_rows(
     samples: Sequence[Sample], tokenizer: Any, settings: Settings
 ) -> Iterator[tuple[list[render.Tokens], bool]]:
-    """Iterate over each row's documents, and whether its answer is a good one."""
+    """Iterate over the tokenized documents of each row, and whether its answer is judged good."""
     pairs = settings.trains_on_pairs
     conversations: list[Conversation] = []
     for sample in samples:
         if isinstance(sample, Pair):
             conversations += (sample.chosen, sample.rejected)
         else:
-            conversations.append(asked_of(sample))
+            conversations.append(conversation_of(sample))
     single = pairs or TASKS[settings.task].judged  # the loss covers one answer per conversation
     prompt_counts = settings.train_on_prompt and not single
     documents = render.tokenize(
@@ -385,13 +397,13 @@ def _rendered(
         yield [next(documents) for _ in range(2 if pairs else 1)], desirable
 
 
-def _pieces(
+def _split_document(
     tokens: NDArray[np.int32], counted: NDArray[np.bool_], seq_len: int
 ) -> Iterator[tuple[NDArray[np.int32], NDArray[np.bool_]]]:
     """Split a document into consecutive pieces of ``seq_len`` tokens; the last may be shorter.
 
-    Only the last piece has the document's end of sequence. The first token of a piece does not count, because
-    its context is in another row.
+    Only the last piece contains the end-of-sequence token. The first token of a piece does not count in the
+    loss, because its context is in another row.
     """
     first = 0
     for length in texts.piece_lengths(len(tokens), seq_len):
@@ -401,31 +413,31 @@ def _pieces(
         first += length
 
 
-# Several processes
+# Tokenization in several processes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Request:
-    """Input of the processes. ``folder`` receives the chunks, and contains the indices of the rows."""
+    """Input of a tokenizing process. ``folder`` contains the indices of the rows, and receives the chunks."""
 
     rows: Path  # folder of StoredRows
-    replaced: dict[int, str]  # replacements of rows by index, in stored form
-    borders: list[int]
+    replacements: dict[int, str]  # by index: encoded row to use instead of the stored one
+    boundaries: list[int]
     model_dir: Path
     settings: Settings
     seq_len: int
     folder: Path
-    process: int = 0  # this process tokenizes every ``processes``-th chunk, from this one on
+    process: int = 0  # first chunk of this process, which tokenizes every ``processes``-th
     processes: int
 
     def chunk_file(self, number: int) -> Path:
-        """Return the file of a chunk; with suffix .json the error that prevented it."""
+        """Return the path of a chunk. With suffix .json, it is the path of the error if the chunk failed."""
         return self.folder / f"chunk-{number:06d}.npz"
 
 
-def _from_processes(request: _Request, progress: Progress) -> Iterator[Chunk]:
-    """Start the processes, and iterate over their chunks in order."""
-    count, limit_s = len(request.borders) - 1, request.settings.resources.hang_timeout_s
+def _tokenize_in_processes(request: _Request, progress: Progress) -> Iterator[Chunk]:
+    """Start the tokenizing processes, and iterate over their chunks in order."""
+    count, limit_s = len(request.boundaries) - 1, request.settings.resources.hang_timeout_s
     with contextlib.ExitStack() as running:
         workers = [
             running.enter_context(
@@ -454,18 +466,19 @@ def _from_processes(request: _Request, progress: Progress) -> Iterator[Chunk]:
                     raise _worker_error(worker, request.folder / f"{number % request.processes}.log")
                 if time.monotonic() - waiting_since > limit_s:
                     raise UserError(
-                        f"Rows {request.borders[number] + 1:,} to {request.borders[number + 1]:,} were not "
-                        f"tokenized within {limit_s:g} s.",
+                        f"Rows {request.boundaries[number] + 1:,} to {request.boundaries[number + 1]:,} were "
+                        f"not tokenized within {limit_s:g} s.",
                         "Raise resources.hang_timeout_s if this machine is that slow.",
                     )
-                progress.at(request.borders[number])
+                progress.at(request.boundaries[number])
                 time.sleep(_POLL_S)
             yield Chunk.load(path)
             path.unlink()
-            progress.at(request.borders[number + 1])
+            progress.at(request.boundaries[number + 1])
 
 
 def _worker_error(worker: subprocess.Popen[bytes], log: Path) -> UserError:
+    """Build the error for a tokenizing process that ended early, with the end of its log."""
     status = worker.returncode
     outcome = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"failed (status {status})"
     advice = "The usual cause of a killed process is insufficient memory."
@@ -473,18 +486,20 @@ def _worker_error(worker: subprocess.Popen[bytes], log: Path) -> UserError:
 
 
 def main(path: Path) -> None:
-    """Tokenize the chunks of one process."""
+    """Entry point of a tokenizing process: write its chunks, or the error of the first invalid one."""
     request = read_request(_Request, path)
     tokenizer = render.load_tokenizer(request.model_dir, request.settings)
-    replaced = {place: decode(row.encode()) for place, row in request.replaced.items()}
-    places = np.load(request.folder / _PLACES, mmap_mode="r")
+    replacements = {index: decode(row.encode()) for index, row in request.replacements.items()}
+    indices = np.load(request.folder / _INDICES, mmap_mode="r")
     base = StoredRows(request.rows)
-    for number in range(request.process, len(request.borders) - 1, request.processes):
-        chunk_places = places[request.borders[number] : request.borders[number + 1]]
-        rows = [replaced[place] if place in replaced else base[place] for place in chunk_places.tolist()]
+    for number in range(request.process, len(request.boundaries) - 1, request.processes):
+        chunk_indices = indices[request.boundaries[number] : request.boundaries[number + 1]]
+        rows = [
+            replacements[index] if index in replacements else base[index] for index in chunk_indices.tolist()
+        ]
         target = request.chunk_file(number)
         try:
-            chunk = chunk_of(rows, tokenizer, request.settings, request.seq_len)
+            chunk = make_chunk(rows, tokenizer, request.settings, request.seq_len)
         except UserError as error:
             message = json.dumps({"problem": error.problem, "advice": error.advice})
             target.with_suffix(".part").write_text(message)

@@ -1,7 +1,7 @@
 """Built-in image dataset: drawn shapes with captions that describe them.
 
-A folder with metadata.jsonl, in the form of ``datasets`` (imagefolder). The images are deterministic: the
-n-th image is the same in datasets of any size.
+The dataset is a folder with metadata.jsonl, the imagefolder format of ``datasets``. Images are deterministic:
+image n is the same in datasets of any size.
 """
 
 from __future__ import annotations
@@ -32,37 +32,37 @@ COLORS = {
 }
 BACKGROUNDS = {"white": (255, 255, 255), "black": (10, 10, 10), "grey": (128, 128, 128)}
 SHAPES = ("circle", "square", "triangle", "cross", "ring")
-SIZES = {"small": 0.15, "large": 0.28}  # half of the shape's width, as a share of the image's shorter side
-PLACES = {"in the middle": (0.5, 0.5), "on the left": (0.3, 0.5), "on the right": (0.7, 0.5)}
+SIZES = {"small": 0.15, "large": 0.28}  # half the shape's width over the image's shorter side
+POSITIONS = {"in the middle": (0.5, 0.5), "on the left": (0.3, 0.5), "on the right": (0.7, 0.5)}
 FORMATS = ((64, 64), (80, 60), (64, 64), (60, 80), (64, 64), (96, 64))  # width and height in pixels
-_STRIDE = 191  # step through the 540 kinds from image to image; coprime to 540
+_STRIDE = 191  # step through the 540 combinations from image to image; coprime to 540
 _LINE = 0.3  # line width of a cross or ring, as a share of half its width
 
 
 def write(folder: Path, count: int = COUNT) -> Path:
-    """Draw ``count`` images into ``folder`` atomically, unless it already has as many; return it."""
+    """Write ``count`` images into ``folder`` atomically and return it; a complete folder is not changed."""
 
     def write_images(path: Path) -> None:
         with (path / "metadata.jsonl").open("w", encoding="utf-8") as file:
-            for number, (caption, image) in enumerate(drawn(count)):
+            for number, (caption, image) in enumerate(draw_images(count)):
                 name = f"{number:05d}.png"
                 (path / name).write_bytes(image)
                 file.write(json.dumps({"file_name": name, "text": caption}) + "\n")
-        shutil.rmtree(folder, ignore_errors=True)  # with another number of images
+        shutil.rmtree(folder, ignore_errors=True)  # it has another number of images
 
-    return make_folder(folder, write_images, lambda path: _has(path, count))
+    return make_folder(folder, write_images, lambda path: _has_images(path, count))
 
 
-def drawn(count: int) -> Iterator[tuple[str, bytes]]:
-    """Iterate over caption and PNG file of ``count`` images."""
+def draw_images(count: int) -> Iterator[tuple[str, bytes]]:
+    """Iterate over (caption, content of a PNG file) of ``count`` images."""
     for number in range(count):
-        caption, image = _drawn(number)
+        caption, image = _draw_image(number)
         file = io.BytesIO()
         image.save(file, "PNG")
         yield caption, file.getvalue()
 
 
-def _has(folder: Path, count: int) -> bool:
+def _has_images(folder: Path, count: int) -> bool:
     try:
         with (folder / "metadata.jsonl").open(encoding="utf-8") as file:
             return sum(1 for _ in file) == count
@@ -70,28 +70,29 @@ def _has(folder: Path, count: int) -> bool:
         return False
 
 
-def _drawn(number: int) -> tuple[str, Image.Image]:
-    """Return caption and image of this number."""
+def _draw_image(number: int) -> tuple[str, Image.Image]:
+    """Draw image ``number``; return its caption and the image."""
     from PIL import Image, ImageDraw
 
-    kinds = list(itertools.product(COLORS, SHAPES, BACKGROUNDS, SIZES, PLACES))
-    color, shape, background, size, place = kinds[number * _STRIDE % len(kinds)]
-    turn = number // len(FORMATS) + number // len(kinds)  # varies the kinds of each format
-    width, height = FORMATS[(number + turn) % len(FORMATS)]
+    kinds = list(itertools.product(COLORS, SHAPES, BACKGROUNDS, SIZES, POSITIONS))
+    color, shape, background, size, position = kinds[number * _STRIDE % len(kinds)]
+    shift = number // len(FORMATS) + number // len(kinds)  # so that each combination occurs in every format
+    width, height = FORMATS[(number + shift) % len(FORMATS)]
     image = Image.new("RGB", (width, height), BACKGROUNDS[background])
     half = SIZES[size] * min(width, height)
-    center_x, center_y = PLACES[place]
-    _draw(ImageDraw.Draw(image), shape, COLORS[color], (center_x * width, center_y * height), half)
-    return f"a {size} {color} {shape} {place} of a {background} background", image
+    center_x, center_y = POSITIONS[position]
+    _draw_shape(ImageDraw.Draw(image), shape, COLORS[color], (center_x * width, center_y * height), half)
+    return f"a {size} {color} {shape} {position} of a {background} background", image
 
 
-def _draw(
+def _draw_shape(
     draw: ImageDraw.ImageDraw,
     shape: str,
     color: tuple[int, int, int],
     center: tuple[float, float],
     half: float,
 ) -> None:
+    """Draw one shape. ``half``: half of its width in pixels."""
     x, y = center
     box, line = (x - half, y - half, x + half, y + half), _LINE * half
     if shape == "circle":

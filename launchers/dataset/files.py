@@ -1,4 +1,4 @@
-"""Iteration over the rows of a file of any supported form, without loading it into memory.
+"""Iteration over the rows of a file in any supported format, without loading it into memory.
 
 * JSONL: one JSON object per line
 * JSON: a list of objects, or consecutive objects, with any formatting
@@ -29,13 +29,14 @@ FORMS = (
     "JSONL, a JSON list, CSV (.csv, .tsv), Parquet (.parquet), a folder of datasets' save_to_disk, or for "
     "task pretrain plain text (.txt)"
 )
-SUFFIXES = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")  # of files of rows
+SUFFIXES = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")  # of dataset files
 _SAVED_BATCH = 100  # rows
-_SAVED = "state.json"  # file of a folder with one split; a folder with several has dataset_dict.json
+_SAVED = "state.json"  # identifies a save_to_disk folder with one split; several: dataset_dict.json
 _CHUNK = 1 << 20  # characters of a JSON list read at a time
 _TOO_LARGE = f"its lists have more than {BATCH_BYTES // 2**20} MiB of text"
 _BLANK = re.compile(r"[ \t\r\n]*")
-_CUT = 16  # an error this near to the end of the buffer may be caused by a value that continues after it
+# An error this near to the end of the buffer may be caused by a value that continues after it
+_TAIL_CHARS = 16
 
 
 class BadRow(Exception):  # noqa: N818
@@ -43,9 +44,9 @@ class BadRow(Exception):  # noqa: N818
 
 
 class Rows(ABC):
-    """Iterable of (number, decoded row), or (number, BadRow) for rows that cannot be decoded."""
+    """Iterable over a file: (number, decoded row), or (number, BadRow) for rows that cannot be decoded."""
 
-    unit = "row"  # unit of the numbers
+    unit = "row"  # what the numbers count, for messages
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -55,11 +56,11 @@ class Rows(ABC):
 
     @abstractmethod
     def share(self) -> float:
-        """Return the share of the file read so far, from 0 to 1."""
+        """Return the fraction of the file read so far, from 0 to 1."""
 
 
 def open_rows(path: Path, columns: Sequence[str] | None = None) -> Rows:
-    """Open a file or folder of rows; UserError for an unknown form.
+    """Open a file or folder of rows; raises UserError for an unknown format.
 
     ``columns``: the only columns to read from a Parquet file.
     """
@@ -67,7 +68,7 @@ def open_rows(path: Path, columns: Sequence[str] | None = None) -> Rows:
     if path.is_dir():
         if not is_saved(path):
             raise UserError(f"Dataset {path} is a folder without rows.", f"Use {FORMS}.")
-        return _Saved(path)
+        return _SavedDataset(path)
     try:
         with path.open("rb") as file:
             beginning = file.read(4096)
@@ -84,17 +85,17 @@ def open_rows(path: Path, columns: Sequence[str] | None = None) -> Rows:
         return _Json(path)
     supported = suffix in SUFFIXES or first in (b"{", b"")
     if binary or not supported:
-        raise UserError(f"Dataset {path} has an unknown form.", f"Use {FORMS}.")
-    return _Json(path) if first == b"{" and not _is_value(beginning) else _Lines(path)
+        raise UserError(f"Dataset {path} has an unknown format.", f"Use {FORMS}.")
+    return _Json(path) if first == b"{" and not _may_be_complete(beginning) else _Lines(path)
 
 
 def is_saved(folder: Path) -> bool:
-    """Whether the folder is one split written by save_to_disk."""
+    """Whether the folder is a single split written by save_to_disk."""
     return (folder / _SAVED).is_file()
 
 
-def _is_value(beginning: bytes) -> bool:
-    """Whether the first line may be a complete JSON object, and not the beginning of one."""
+def _may_be_complete(beginning: bytes) -> bool:
+    """Whether the first line may be a complete JSON object, as in JSONL, not the beginning of one."""
     line = beginning.lstrip(b"\xef\xbb\xbf \t\r\n").partition(b"\n")[0].rstrip()
     return line not in (b"{", b"{}") and not line.endswith((b",", b"[", b"{"))
 
@@ -108,13 +109,14 @@ class _Lines(Rows):
         with self.path.open("rb") as self._file:
             for number, line in enumerate(self._file, start=1):
                 if line.strip():
-                    yield number, _decoded(line, number)
+                    yield number, _decode_line(line, number)
 
     def share(self) -> float:
         return self._file.tell() / max(1, self.path.stat().st_size)
 
 
-def _decoded(line: bytes, number: int) -> Any:
+def _decode_line(line: bytes, number: int) -> Any:
+    """Decode a line of JSONL; return a BadRow if that fails."""
     try:
         value = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip(), cls=_Decoder)
         return check_depth(value) if line.count(b"[") + line.count(b"{") > MAX_DEPTH else value
@@ -132,8 +134,8 @@ class _Unusable(ValueError):  # noqa: N818 - as BadRow
     """JSON with contradictory or unsupported values."""
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Build a JSON object, refusing duplicate keys, of which Python would silently use the last."""
+def _build_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Build a JSON object; raises for duplicate keys, of which Python would silently use the last."""
     values: dict[str, Any] = {}
     for name, value in pairs:
         if name in values:
@@ -142,7 +144,8 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return values
 
 
-def _integer(digits: str) -> int:
+def _parse_integer(digits: str) -> int:
+    """Parse a JSON integer; raises for more digits than Python converts."""
     try:
         return int(digits)
     except ValueError:  # sys.get_int_max_str_digits
@@ -151,28 +154,28 @@ def _integer(digits: str) -> int:
 
 class _Decoder(json.JSONDecoder):
     def __init__(self) -> None:
-        super().__init__(object_pairs_hook=_object, parse_int=_integer)
+        super().__init__(object_pairs_hook=_build_object, parse_int=_parse_integer)
 
 
 class _TextFile(Rows):
-    """Text file that is read in pieces of any length."""
+    """Text file that is read piece by piece."""
 
     _file: TextIO
 
     def share(self) -> float:
-        # The position of a text file is unknown during iteration, that of its descriptor is not
+        # A text file has no position during iteration; its file descriptor does
         position = os.lseek(self._file.fileno(), 0, os.SEEK_CUR) if not self._file.closed else 0
         return position / max(1, self.path.stat().st_size)
 
 
 class _Json(_TextFile):
-    """JSON list, or consecutive JSON values. Nothing after a syntax error can be read."""
+    """JSON list, or consecutive JSON values; reading ends at the first syntax error."""
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
         with self.path.open(encoding="utf-8-sig") as self._file:
             self._cursor, self._count = _Cursor(self._file), 0
             try:
-                yield from self._values()
+                yield from self._rows()
             except json.JSONDecodeError as error:
                 line = self._cursor.line_of(error.pos)
                 yield self._number, BadRow(f"not JSON ({error.msg}, line {line})")
@@ -188,7 +191,8 @@ class _Json(_TextFile):
         """Number of the next row: its first line, or its index in a file without line breaks."""
         return self._cursor.line if self.unit == "line" else self._count + 1
 
-    def _values(self) -> Iterator[tuple[int, Any]]:
+    def _rows(self) -> Iterator[tuple[int, Any]]:
+        """Iterate over (number, row); raises an error at the first invalid value."""
         cursor = self._cursor
         is_list = cursor.peek() == "["
         if is_list:
@@ -196,8 +200,8 @@ class _Json(_TextFile):
         cursor.peek()
         if cursor.line > 1 or not is_list:
             self.unit = "line"
-        while (following := cursor.peek()) and not (is_list and following == "]"):
-            if self._count and (is_list or following == ","):
+        while (next_character := cursor.peek()) and not (is_list and next_character == "]"):
+            if self._count and (is_list or next_character == ","):
                 cursor.expect(",")
                 cursor.peek()
             number, value = self._number, cursor.value()
@@ -210,14 +214,14 @@ class _Json(_TextFile):
 
 
 class _Cursor:
-    """Position in a text that is read in pieces."""
+    """Position in a text that is read piece by piece."""
 
     def __init__(self, file: TextIO) -> None:
         self._file, self._decoder = file, _Decoder()
         self._text, self._at, self.line = "", 0, 1
 
     def peek(self) -> str:
-        """Return the next non-blank character; empty at the end."""
+        """Skip white space, and return the next character without consuming it; empty at the end."""
         while True:
             self._go_to(_BLANK.match(self._text, self._at).end())  # type: ignore[union-attr]
             if self._at < len(self._text):
@@ -230,7 +234,7 @@ class _Cursor:
         self._go_to(self._at + 1)
 
     def expect(self, character: str) -> None:
-        """Move past this character; raises JSONDecodeError for another one."""
+        """Move past ``character``; raises JSONDecodeError if the next one differs."""
         if self.peek() != character:
             raise json.JSONDecodeError(f"Expecting '{character}'", self._text, self._at)
         self.skip()
@@ -242,10 +246,10 @@ class _Cursor:
                 value, end = self._decoder.raw_decode(self._text, self._at)
             except json.JSONDecodeError as error:
                 unfinished = error.msg.startswith("Unterminated string")
-                if (unfinished or error.pos > len(self._text) - _CUT) and self._read_more():
+                if (unfinished or error.pos > len(self._text) - _TAIL_CHARS) and self._read_more():
                     continue
                 raise
-            if isinstance(value, int | float) and end > len(self._text) - _CUT and self._read_more():
+            if isinstance(value, int | float) and end > len(self._text) - _TAIL_CHARS and self._read_more():
                 continue  # the number may continue
             start = self._at
             self._go_to(end)
@@ -253,15 +257,17 @@ class _Cursor:
                 check_depth(value)
             return value
 
-    def line_of(self, place: int) -> int:
-        """Return the line of a position in the buffered text."""
-        return self.line + self._text.count("\n", self._at, place)
+    def line_of(self, position: int) -> int:
+        """Return the line number of a position in the buffered text."""
+        return self.line + self._text.count("\n", self._at, position)
 
-    def _go_to(self, place: int) -> None:
-        self.line += self._text.count("\n", self._at, place)
-        self._at = place
+    def _go_to(self, position: int) -> None:
+        """Move the cursor forward, and count the lines on the way."""
+        self.line += self._text.count("\n", self._at, position)
+        self._at = position
 
     def _read_more(self) -> bool:
+        """Append the next piece of the file to the buffer; return False at the end of the file."""
         remaining = self._text[self._at :]
         chunk = self._file.read(max(_CHUNK, len(remaining)))
         if chunk:
@@ -270,7 +276,7 @@ class _Cursor:
 
 
 class _Csv(_TextFile):
-    """CSV with a header, separated by commas or another separator found in the header."""
+    """CSV with a header; the separator is a comma, or the most frequent one in the header."""
 
     unit = "line"
 
@@ -282,7 +288,7 @@ class _Csv(_TextFile):
                 header = self._file.readline()
                 self._file.seek(0)
                 rows = csv.reader(self._file, delimiter=self._delimiter(header), strict=True)
-                columns = self._columns(next(rows, []))
+                columns = self._parse_header(next(rows, []))
                 number = rows.line_num + 1
                 for cells in rows:
                     if cells:
@@ -298,7 +304,7 @@ class _Csv(_TextFile):
             return "\t"
         return max(",;\t|", key=header.count)  # the first one if several are equally frequent
 
-    def _columns(self, names: list[str]) -> list[str]:
+    def _parse_header(self, names: list[str]) -> list[str]:
         columns = [name.strip() for name in names]
         duplicates = sorted(name for name, times in Counter(columns).items() if times > 1)
         if duplicates:
@@ -334,14 +340,14 @@ class _Parquet(Rows):
                 present = file.schema_arrow.names
                 limits = ParquetLimits(self.path, file)
             columns = None if self._columns is None else [name for name in self._columns if name in present]
-            with parquet.ParquetFile(self.path, read_dictionary=limits.encoded) as file:
+            with parquet.ParquetFile(self.path, read_dictionary=limits.dictionary_columns) as file:
                 batches = (  # nested dictionaries may not continue in another row group
                     batch
                     for group in range(file.metadata.num_row_groups)
                     for batch in file.iter_batches(limits.batch, row_groups=[group], columns=columns or None)
                 )
                 for part in itertools.chain.from_iterable(map(limits.rows, batches)):
-                    for row in [BadRow(_TOO_LARGE)] if part is None else _converted(part):
+                    for row in [BadRow(_TOO_LARGE)] if part is None else _to_rows(part):
                         number += 1
                         self._share = number / total
                         yield number, row
@@ -353,20 +359,20 @@ class _Parquet(Rows):
         return self._share
 
 
-def _converted(batch: Any) -> list[Any]:
-    """Convert a batch to rows; one that Python has no values for becomes a BadRow."""
+def _to_rows(batch: Any) -> list[Any]:
+    """Convert an Arrow batch to rows; a row that cannot be represented in Python becomes a BadRow."""
     try:
         rows: list[Any] = batch.to_pylist()
     except (ValueError, OverflowError, RecursionError) as error:  # not UTF-8, a date after the year 9999
         if batch.num_rows == 1:
             reason = NOT_UTF_8 if isinstance(error, UnicodeDecodeError) else str(error)
             return [BadRow(reason)]
-        return [row for number in range(batch.num_rows) for row in _converted(batch.slice(number, 1))]
+        return [row for number in range(batch.num_rows) for row in _to_rows(batch.slice(number, 1))]
     return rows
 
 
-class _Saved(Rows):
-    """A split that ``datasets`` has saved to disk; it is memory-mapped."""
+class _SavedDataset(Rows):
+    """Memory-mapped split in a folder written by ``save_to_disk``."""
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
         try:
@@ -383,8 +389,8 @@ class _Saved(Rows):
                 plain_name(file["filename"])
             saved = datasets.load_from_disk(str(self.path))
             self._total, self._done = len(saved), 0
-            for table in saved.with_format("arrow").iter(_SAVED_BATCH):  # images stay encoded
-                for row in _converted(table):
+            for table in saved.with_format("arrow").iter(_SAVED_BATCH):  # "arrow": images stay encoded
+                for row in _to_rows(table):
                     self._done += 1
                     yield self._done, row
         except (OSError, ValueError, KeyError, TypeError, OverflowError, ArrowException) as error:

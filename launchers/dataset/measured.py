@@ -1,4 +1,4 @@
-"""Limits and batches for the evaluation of held-out rows."""
+"""Limits and batching for the evaluation of held-out rows."""
 
 from __future__ import annotations
 
@@ -14,15 +14,20 @@ MAX_BATCH_TOKENS = {"cuda": 8192, "cpu": 2048}
 
 
 class Rows(Protocol):
-    """Rows by index, like prepared data."""
+    """Rows by index, such as prepared data."""
 
-    def row(self, index: int, /) -> Row: ...
+    def row(self, index: int, /) -> Row:
+        """Return the row at ``index``."""
+        ...
 
 
 def batches_by_length(
     data: Rows, rows: Iterable[int], max_tokens: int, max_rows: int | None = None
 ) -> Iterator[list[int]]:
-    """Iterate over batches of rows of similar length, at least one row each; the longest first."""
+    """Iterate over batches of rows of similar length, as lists of row indices; the longest first.
+
+    ``max_tokens``: of a batch, including padding; a longer row is a batch alone.
+    """
     # A pair is two sequences, padded to the longer one
     lengths = {index: len(sizes) * int(sizes.max()) for index in rows for sizes in [data.row(index).lengths]}
     batch: list[int] = []

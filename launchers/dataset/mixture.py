@@ -16,34 +16,34 @@ if TYPE_CHECKING:  # takes a tenth of a second to import; the flow's processes n
 
 
 def names(settings: Settings) -> tuple[str, ...]:
-    """Return the datasets of a run, ``dataset`` first; a row's ``source`` is an index into them."""
+    """Return the names of a run's datasets, ``dataset`` first; a row's ``source`` is an index into them."""
     return settings.dataset, *settings.mixture
 
 
 def weighted(train: Sequence[Sample], settings: Settings) -> Sequence[Sample]:
     """Select the rows of an epoch by the weights of their datasets.
 
-    A dataset's rows are repeated by the integer part of its weight, and a random part is added for the
-    fraction. Held-out rows must be removed before. The selection depends only on the seed, and is the same in
-    each epoch.
+    A dataset's rows are repeated by the integer part of its weight; for the fraction, a random subset is
+    added. The selection depends only on the seed, and is the same in each epoch. ``train``: rows without the
+    held-out ones.
     """
-    return Selected(train, weighted_places(sources_of(train), settings))
+    return Selected(train, weighted_indices(sources_of(train), settings))
 
 
-def weighted_places(sources: NDArray[np.integer], settings: Settings) -> NDArray[np.int64]:
-    """Return the indices of the rows that :func:`weighted` selects, given each row's dataset."""
+def weighted_indices(sources: NDArray[np.integer], settings: Settings) -> NDArray[np.int64]:
+    """Return the row indices that :func:`weighted` selects. ``sources``: index of each row's dataset."""
     import numpy as np
 
-    chosen: list[NDArray[np.int64]] = []
+    selected_indices: list[NDArray[np.int64]] = []
     for source, weight in enumerate((1.0, *settings.mixture.values())):
         rows = np.flatnonzero(sources == source)
         times = int(weight)
         count = round((weight - times) * len(rows))
-        chosen += [rows] * times
+        selected_indices += [rows] * times
         if count:
             selected = random_stream(settings.seed, "mixture", source).permutation(len(rows))[:count]
-            chosen.append(rows[np.sort(selected)])
-    return np.concatenate(chosen)
+            selected_indices.append(rows[np.sort(selected)])
+    return np.concatenate(selected_indices)
 
 
 def summary(train: Sequence[Sample], settings: Settings) -> str:

@@ -1,4 +1,4 @@
-"""Order of a run's rows, and its padding; arithmetic on their lengths."""
+"""Order of a run's rows by length, and the padding that an order needs."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ GROUPED_BATCHES = 50
 
 
 def longest_first(order: NDArray[np.int32], lengths: NDArray[np.int64], batch: int) -> NDArray[np.int32]:
-    """Move the ``batch`` longest rows to the front, longest first, by swapping positions.
+    """Move the ``batch`` longest rows to the front, longest first, each by swapping it with another row.
 
-    Rank r of any number of processes then starts with the r-th longest row, and no later micro batch of this
-    order, of any size, is wider. Rows of equal length keep their order.
+    Rank r then starts with the r-th longest row, for any number of ranks, and no later micro batch, of any
+    size, is wider than the first. Rows of equal length keep their order.
     """
-    result, place_of = order.copy(), np.argsort(order)
+    result, position_of = order.copy(), np.argsort(order)
     longest = order[np.argsort(-lengths[order], kind="stable")[:batch]]
-    for place, row in enumerate(longest):
-        other_place, displaced = place_of[row], result[place]
-        result[place], result[other_place] = row, displaced
-        place_of[row], place_of[displaced] = place, other_place
+    for position, row in enumerate(longest):
+        other_position, displaced = position_of[row], result[position]
+        result[position], result[other_position] = row, displaced
+        position_of[row], position_of[displaced] = position, other_position
     return result
 
 
@@ -32,9 +32,9 @@ def grouped_by_length(
 ) -> NDArray[np.int32]:
     """Reorder whole epochs so that each batch has rows of similar length, the longest first.
 
-    Rows are sorted within windows of :data:`GROUPED_BATCHES` batches, whose batches are then shuffled, so
-    that lengths do not decrease within a window. The first ``first`` batches are not changed, nor those that
-    contain the end of an epoch, so no row occurs twice in a window.
+    Rows are sorted by length within windows of :data:`GROUPED_BATCHES` batches; the batches of a window are
+    then shuffled, so that their lengths have no trend. The first ``first`` batches are not changed, nor are
+    batches that contain the end of an epoch, so no row occurs twice in a window.
     """
     count, result = len(lengths), order.copy()
     window = max(1, min(count // (4 * batch), GROUPED_BATCHES))
@@ -53,10 +53,9 @@ def grouped_by_length(
 def padding_share(
     order: NDArray[np.int32], lengths: NDArray[np.int64], *, batch: int, processes: int, micro_batch: int
 ) -> float:
-    """Return the share of padding among all positions, if each micro batch is as wide as its longest row."""
+    """Return the share of padding in all positions if micro batches are padded to their longest row."""
     steps = lengths[order[: len(order) // batch * batch]].reshape(-1, batch // processes, processes)
-    rank_rows = steps.transpose(0, 2, 1).reshape(
-        -1, micro_batch
-    )  # as launchers/dataset/batches.py divides them
+    # Divided among ranks and micro batches as in launchers/dataset/batches.py
+    rank_rows = steps.transpose(0, 2, 1).reshape(-1, micro_batch)
     positions = int(rank_rows.max(axis=1).sum()) * micro_batch
     return 1 - int(rank_rows.sum()) / positions

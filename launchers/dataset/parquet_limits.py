@@ -1,7 +1,8 @@
-"""Limits of the decoded size of a Parquet file, which stores repeated values and runs of levels only once.
+"""Limits on the decoded size of a Parquet file, against decompression bombs.
 
-``pyarrow`` decodes a batch before its size is known. So the largest value in a dictionary page limits the
-rows of a batch, and nested text stays encoded until its decoded size has been computed.
+A Parquet file stores repeated values and runs of levels only once, and ``pyarrow`` decodes a batch before its
+size is known. Therefore the largest value of a column limits the rows per batch, and nested text stays
+dictionary-encoded until its decoded size has been computed.
 """
 
 from __future__ import annotations
@@ -12,31 +13,36 @@ from typing import Any
 from estimator.errors import UserError
 
 BATCH_BYTES = 64 * 2**20
-"""Bytes decoded at a time, and limit of one row with nested text."""
+"""Bytes decoded at a time; also the limit for one row with nested text."""
 MAX_BATCH = 64  # rows
-_MAX_COMPRESSION = 100  # by codec; in practice text is compressed to a twentieth at most
-_MAX_EXPANSION, _FREE_BYTES = 1000, 2**30  # decoded bytes of a file over its size, and what is always allowed
-_ROW_BYTES = 16  # counted for each row, as a row without content costs time too
+_MAX_COMPRESSION = 100  # maximum ratio of a codec; text is compressed to a twentieth at most in practice
+_MAX_EXPANSION = 1000  # maximum ratio of a file's decoded bytes to its size
+_ALWAYS_ALLOWED_BYTES = 2**30  # decoded bytes that are allowed at any ratio
+_ROW_BYTES = 16  # added per row, because a row without content takes time too
 _ADVICE = "If the rows are meant to be equal, write the file without compression and use_dictionary=False."
 
 
 class ParquetLimits:
-    """Limits for one file. ``file``: its ``pyarrow.parquet.ParquetFile``."""
+    """Limits for reading one file.
+
+    ``batch``: rows to decode at a time. ``dictionary_columns``: columns to read with dictionary encoding.
+    ``file``: the ``pyarrow.parquet.ParquetFile`` of ``path``.
+    """
 
     def __init__(self, path: Path, file: Any) -> None:
         self._path, self._decoded = path, 0
-        self._allowed = max(_FREE_BYTES, _MAX_EXPANSION * path.stat().st_size)
+        self._allowed = max(_ALWAYS_ALLOWED_BYTES, _MAX_EXPANSION * path.stat().st_size)
         self.batch = MAX_BATCH
-        self.encoded = self._inspect(file)
+        self.dictionary_columns = self._inspect(file)
 
     def _inspect(self, file: Any) -> list[str]:
-        """Return the nested text columns, to be read as dictionaries; UserError if one is too large."""
+        """Return the nested text columns, and limit ``batch``; raises UserError for too large columns."""
         nested = {
             number: column
             for number in range(len(file.schema))
             if (column := file.schema.column(number)).max_repetition_level
         }
-        encoded = set()
+        dictionary_columns = set()
         for group in map(file.metadata.row_group, range(file.metadata.num_row_groups)):
             for number, column in ((number, group.column(number)) for number in range(group.num_columns)):
                 self._check_compression(column)
@@ -45,11 +51,11 @@ class ParquetLimits:
                 if number not in nested:
                     self.batch = max(1, min(self.batch, BATCH_BYTES // value))
                 elif column.physical_type == "BYTE_ARRAY" and repeated:
-                    encoded.add(column.path_in_schema)
+                    dictionary_columns.add(column.path_in_schema)
                 width = max(0, nested[number].length or 0) if number in nested else 0
                 if number in nested and column.num_values * max(_ROW_BYTES, width) > self._allowed:
                     self._refuse(f"{column.path_in_schema} has {column.num_values:,} values")
-        return sorted(encoded)
+        return sorted(dictionary_columns)
 
     def _check_compression(self, column: Any) -> None:
         expanded, stored = column.total_uncompressed_size, column.total_compressed_size
@@ -57,24 +63,26 @@ class ParquetLimits:
             self._refuse(f"{column.path_in_schema} has {expanded:,} bytes, compressed to {stored:,}")
 
     def rows(self, batch: Any) -> list[Any]:
-        """Split a batch into parts of at most ``BATCH_BYTES``; a part of None is a single larger row."""
+        """Split a batch into parts of at most ``BATCH_BYTES``; a single larger row becomes None."""
         size = sum(map(decoded_bytes, batch.columns)) + _ROW_BYTES * batch.num_rows
         if size > BATCH_BYTES and batch.num_rows > 1:
             return [part for n in range(batch.num_rows) for part in self.rows(batch.slice(n, 1))]
         self._decoded += size
         if self._decoded > self._allowed:
             self._refuse(f"its rows have more than {self._allowed:,} bytes")
-        return [batch if size <= BATCH_BYTES or not self.encoded else None]
+        return [batch if size <= BATCH_BYTES or not self.dictionary_columns else None]
 
-    def _refuse(self, what: str) -> None:
+    def _refuse(self, problem: str) -> None:
+        """Raise UserError for a file that may be a decompression bomb."""
         raise UserError(
-            f"Dataset {self._path}: {what}, far more than the file has bytes, as decompression bombs have.",
+            f"Dataset {self._path}: {problem}, far more than its size on disk allows; it may be "
+            "a decompression bomb.",
             _ADVICE,
         )
 
 
 def decoded_bytes(array: Any) -> int:
-    """Compute the bytes that an Arrow array has without dictionary encoding."""
+    """Compute the bytes of an Arrow array after decoding its dictionaries."""
     from pyarrow import compute, types
 
     if types.is_dictionary(array.type):
@@ -92,7 +100,7 @@ def decoded_bytes(array: Any) -> int:
 
 
 def _dictionary_bytes(path: Path, column: Any) -> int:
-    """Read the size of a column's dictionary from the header of its page; without one, 0."""
+    """Read the uncompressed size of a column's dictionary from its page header; 0 without a dictionary."""
     if not column.has_dictionary_page:
         return 0
     with path.open("rb") as file:

@@ -16,6 +16,6 @@ class Picture:
     line: int = field(default=0, compare=False)  # line of the source file; 0: none
     source: int = field(default=0, compare=False)  # index of the dataset in mixture.names
 
-    def of_source(self, source: int) -> Picture:
-        """Return a copy that belongs to this dataset of the run."""
+    def with_source(self, source: int) -> Picture:
+        """Return a copy with ``source`` as the index of its dataset."""
         return replace(self, source=source)

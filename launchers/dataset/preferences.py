@@ -1,6 +1,6 @@
-"""Preference data: pairs of a better and a worse answer, and judged answers; supported forms and errors.
+"""Preference data: pairs of a better and a worse answer, and judged answers.
 
-Supported forms, which may be mixed:
+Supported row formats, which may be mixed:
 
 * TRL: ``{"prompt", "chosen", "rejected"}``, each a text or a list of messages; without ``prompt``,
   ``chosen`` and ``rejected`` are complete chats (messages, or texts of ``Human:`` and ``Assistant:`` turns),
@@ -12,8 +12,8 @@ Supported forms, which may be mixed:
   "chosen_response", "rejected_response"}``, or ``{"prompt", "answers": [{"answer", "rank"}, ...]}``, of which
   the best and the worst rank are used
 
-Judged answers, for KTO: ``label`` or ``kto_tag`` (true or false) with ``prompt`` and ``completion``, with
-``messages`` or ``conversations`` that end with the answer, or with ``instruction`` (and ``input``,
+Judged answers, for KTO, have ``label`` or ``kto_tag`` (true or false) and one of: ``prompt`` and
+``completion``; ``messages`` or ``conversations`` that end with the answer; ``instruction`` (and ``input``,
 ``system``, ``history``) and ``output``.
 
 Other keys (an id, a score) are ignored; the number of rows that have them is reported.
@@ -32,17 +32,26 @@ from estimator.errors import UserError
 from launchers.dataset.columns import UnknownColumns
 from launchers.dataset.files import BadRow
 from launchers.dataset.picture import Picture
-from launchers.dataset.rows import NO_COLUMNS, Conversation, decoded_turns, history_of, read_as
-from launchers.dataset.turns import Fields, Message, chat, decoded, joined_parts, system_of, text_of, tools_of
+from launchers.dataset.rows import NO_COLUMNS, Conversation, decode_turns, history_of, read_as
+from launchers.dataset.turns import (
+    Fields,
+    Message,
+    chat,
+    decode_json,
+    join_parts,
+    system_of,
+    text_of,
+    tools_of,
+)
 
-_TURN = re.compile(r"\n\n(Human|Assistant):")  # format of Anthropic's HH-RLHF
-_TRUTHS = {"true": True, "false": False}  # booleans in tables
+_TURN = re.compile(r"\n\n(Human|Assistant):")  # as in Anthropic's HH-RLHF dataset
+_TRUTHS = {"true": True, "false": False}  # booleans as CSV files contain them
 _ANSWERS = (("chosen", "rejected"), ("chosen_response", "rejected_response"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pair:
-    """Two conversations that differ in their last turn, the assistant's."""
+    """Chosen and rejected conversation, which differ only in their last turn, the assistant's."""
 
     chosen: Conversation
     rejected: Conversation
@@ -57,8 +66,8 @@ class Pair:
         """Index of the row's dataset in the run."""
         return self.chosen.source
 
-    def of_source(self, source: int) -> Pair:
-        """Return a copy that belongs to this dataset of the run."""
+    def with_source(self, source: int) -> Pair:
+        """Return a copy with ``source`` as the index of its dataset."""
         return replace(self, chosen=replace(self.chosen, source=source))
 
 
@@ -79,16 +88,16 @@ class Judged:
         """Index of the row's dataset in the run."""
         return self.conversation.source
 
-    def of_source(self, source: int) -> Judged:
-        """Return a copy that belongs to this dataset of the run."""
+    def with_source(self, source: int) -> Judged:
+        """Return a copy with ``source`` as the index of its dataset."""
         return replace(self, conversation=replace(self.conversation, source=source))
 
 
 Sample = Conversation | Pair | Judged | Picture  # one row of a dataset, of any task
 
 
-def asked_of(sample: Sample) -> Conversation:
-    """Return the conversation that contains the prompt; TypeError for a picture, which has none."""
+def conversation_of(sample: Sample) -> Conversation:
+    """Return the row's conversation, of a pair the chosen one; raises TypeError for a picture."""
     if isinstance(sample, Picture):
         raise TypeError("a picture has no conversation")
     if isinstance(sample, Pair):
@@ -99,7 +108,7 @@ def asked_of(sample: Sample) -> Conversation:
 def read_judged(path: Path, columns: Mapping[str, str] = NO_COLUMNS) -> Iterator[Judged]:
     """Read and check a file of judged answers (:func:`launchers.dataset.rows.read_as`).
 
-    Raises UserError also if all are good, or all bad.
+    Also raises UserError if all answers are good, or all are bad.
     """
     labels: set[bool] = set()
     for row in read_as(path, parse_judged, columns):
@@ -122,7 +131,7 @@ def parse_judged(row: Any, line: int = 0) -> Judged:
         raise BadRow(f"`{name}` is {json.dumps(row[name])[:40]}, not true or false")
     answer = row.first(("completion", "output", "response"))
     if answer is not None:
-        messages = (*_prompt(row), _answer(row[answer], answer))
+        messages = (*_parse_prompt(row), _parse_answer(row[answer], answer))
     else:
         chat_name = row.first(("messages", "conversations"))
         if chat_name is None:
@@ -133,24 +142,26 @@ def parse_judged(row: Any, line: int = 0) -> Judged:
 
 
 def read(path: Path, columns: Mapping[str, str] = NO_COLUMNS) -> Iterator[Pair]:
-    """Read and check a file of pairs, see :func:`launchers.dataset.rows.read_as`."""
+    """Read and check a file of pairs (:func:`launchers.dataset.rows.read_as`)."""
     return read_as(path, parse, columns)
 
 
 def parse(row: Any, line: int = 0) -> Pair:
     """Parse one decoded row as a Pair; raises BadRow."""
     row = Fields.of(row)
-    chosen_turns, rejected_turns = map(decoded_turns, _answers(row))
-    if _is_whole_chat(row, chosen_turns) or _is_whole_chat(row, rejected_turns):
-        chosen = _complete_chat(chosen_turns, "chosen", row)
-        rejected = _complete_chat(rejected_turns, "rejected", row)
+    chosen_turns, rejected_turns = map(decode_turns, _chosen_and_rejected(row))
+    if _includes_prompt(row, chosen_turns) or _includes_prompt(row, rejected_turns):
+        chosen = _parse_chat(chosen_turns, "chosen", row)
+        rejected = _parse_chat(rejected_turns, "rejected", row)
         if chosen[:-1] != rejected[:-1]:
-            raise BadRow("`chosen` and `rejected` differ before their last turn: they answer no one prompt")
-        _check_repeated(row, chosen[:-1])
+            raise BadRow(
+                "`chosen` and `rejected` differ before their last turn: they do not answer the same prompt"
+            )
+        _check_prompt(row, chosen[:-1])
     else:
-        prompt = _prompt(row)
-        chosen = (*prompt, _answer(chosen_turns, "chosen"))
-        rejected = (*prompt, _answer(rejected_turns, "rejected"))
+        prompt = _parse_prompt(row)
+        chosen = (*prompt, _parse_answer(chosen_turns, "chosen"))
+        rejected = (*prompt, _parse_answer(rejected_turns, "rejected"))
     if chosen == rejected:
         raise BadRow("`chosen` and `rejected` are equal: there is nothing to prefer")
     tools = tools_of(row)
@@ -160,8 +171,8 @@ def parse(row: Any, line: int = 0) -> Pair:
     )
 
 
-def judged_from(pairs: Iterable[Pair]) -> Iterator[Judged]:
-    """Iterate over both answers of each pair as separate judged answers."""
+def judged_from_pairs(pairs: Iterable[Pair]) -> Iterator[Judged]:
+    """Convert each pair to two judged answers: the chosen one is good, the rejected one bad."""
     return (
         Judged(conversation=conversation, desirable=conversation is pair.chosen)
         for pair in pairs
@@ -170,7 +181,7 @@ def judged_from(pairs: Iterable[Pair]) -> Iterator[Judged]:
 
 
 def from_conversations(conversations: Iterable[Conversation]) -> Iterator[Pair]:
-    """Make pairs from chats: the worse answer is the better one in capitals."""
+    """Make pairs from chats; the rejected answer is the chosen one in capital letters."""
     for chosen in conversations:
         if not chosen.messages:
             continue
@@ -181,8 +192,8 @@ def from_conversations(conversations: Iterable[Conversation]) -> Iterator[Pair]:
             yield Pair(chosen=chosen, rejected=rejected)
 
 
-def _answers(row: Fields) -> tuple[Any, Any]:
-    """Return the better and the worse answer in the row's form."""
+def _chosen_and_rejected(row: Fields) -> tuple[Any, Any]:
+    """Return the row's chosen and rejected answer, not yet parsed; raises BadRow."""
     for chosen_key, rejected_key in _ANSWERS:
         if chosen_key in row or rejected_key in row:
             missing = next(
@@ -191,10 +202,10 @@ def _answers(row: Fields) -> tuple[Any, Any]:
             if missing:
                 raise BadRow(f"no `{missing}` answer: a pair has `{chosen_key}` and `{rejected_key}`")
             return row[chosen_key], row[rejected_key]
-    ranked = decoded(row["answers"]) if row.has("answers") else None
+    ranked = decode_json(row["answers"]) if row.has("answers") else None
     if isinstance(ranked, list):
         return _by_rank(ranked)
-    output = decoded(row["output"]) if row.has("output") else None
+    output = decode_json(row["output"]) if row.has("output") else None
     if isinstance(output, list):
         if len(output) != 2:
             raise BadRow(f"`output` holds {len(output)} answers, not the better and the worse")
@@ -205,6 +216,7 @@ def _answers(row: Fields) -> tuple[Any, Any]:
 
 
 def _by_rank(answers: list[Any]) -> tuple[Any, Any]:
+    """Return the answers with the best and the worst rank."""
     for position, answer in enumerate(answers):
         if not (
             isinstance(answer, dict) and "answer" in answer and isinstance(answer.get("rank"), int | float)
@@ -216,8 +228,8 @@ def _by_rank(answers: list[Any]) -> tuple[Any, Any]:
     return ranked[0]["answer"], ranked[-1]["answer"]
 
 
-def _is_whole_chat(row: Fields, answer: Any) -> bool:
-    """Whether an answer includes its prompt."""
+def _includes_prompt(row: Fields, answer: Any) -> bool:
+    """Whether an answer is a complete chat that includes its prompt."""
     if isinstance(answer, list):
         return any(_role(message) in ("user", "human") for message in answer)
     return isinstance(answer, str) and not _has_prompt(row) and len(_TURN.findall(answer)) > 1
@@ -231,31 +243,31 @@ def _has_prompt(row: Fields) -> bool:
     return row.first(("prompt", "instruction", "messages", "conversations")) is not None
 
 
-def _complete_chat(answer: Any, name: str, row: Fields) -> tuple[Message, ...]:
-    """Parse a complete chat, from a list of messages or a text with ``Human:`` and ``Assistant:``."""
+def _parse_chat(answer: Any, name: str, row: Fields) -> tuple[Message, ...]:
+    """Parse a complete chat: a list of messages, or a text with ``Human:`` and ``Assistant:`` turns."""
     if isinstance(answer, str):
         preamble, *turns = _TURN.split(answer)
         if preamble.strip() or not turns:
             raise BadRow(f"`{name}` is a text without a prompt: give `prompt`, or whole chats")
         names = {"Human": "user", "Assistant": "assistant"}
-        spoken = zip(turns[::2], turns[1::2], strict=True)
-        answer = [{"role": names[speaker], "content": text.strip()} for speaker, text in spoken]
+        turns_by_speaker = zip(turns[::2], turns[1::2], strict=True)
+        answer = [{"role": names[speaker], "content": text.strip()} for speaker, text in turns_by_speaker]
     return chat(answer, name, row)
 
 
-def _check_repeated(row: Fields, messages: tuple[Message, ...]) -> None:
-    """Raise BadRow if a prompt next to complete chats is not their beginning."""
+def _check_prompt(row: Fields, messages: tuple[Message, ...]) -> None:
+    """Raise BadRow if the row has a ``prompt`` that is not the beginning of its complete chats."""
     if not _has_prompt(row):
         return
-    prompt = _prompt(row)
+    prompt = _parse_prompt(row)
     if prompt not in (messages, messages[-len(prompt) :]):
-        raise BadRow("the whole chats do not begin with `prompt`")
+        raise BadRow("the complete chats do not begin with `prompt`")
 
 
-def _prompt(row: Fields) -> tuple[Message, ...]:
-    """Return the turns before the answer, of which the last is the user's."""
+def _parse_prompt(row: Fields) -> tuple[Message, ...]:
+    """Parse the turns before the answer; the last one is the user's."""
     name = row.first(("messages", "conversations", "prompt"))
-    value = decoded_turns(row[name]) if name else None
+    value = decode_turns(row[name]) if name else None
     if name and (name != "prompt" or isinstance(value, list)):
         return chat(value, name, row, ends_with="user")
     if name:
@@ -269,8 +281,8 @@ def _prompt(row: Fields) -> tuple[Message, ...]:
     return (*system_of(row), *history_of(row), Message(role="user", content=question))
 
 
-def _answer(answer: Any, name: str) -> Message:
-    """Parse an answer without its prompt: a text, a message, or a list of one message."""
+def _parse_answer(answer: Any, name: str) -> Message:
+    """Parse an answer without prompt: a text, a message, or a list of one message."""
     if isinstance(answer, list):
         if len(answer) != 1:
             raise BadRow(f"`{name}` is {len(answer)} turns; an answer is one, or a whole chat")
@@ -278,5 +290,5 @@ def _answer(answer: Any, name: str) -> Message:
     if isinstance(answer, dict):
         if _role(answer) not in ("assistant", "gpt", "model"):
             raise BadRow(f"`{name}` is a turn of {_role(answer)!r}, not of the assistant")
-        answer = joined_parts(answer.get("content", answer.get("value")), f"`{name}`")
+        answer = join_parts(answer.get("content", answer.get("value")), f"`{name}`")
     return Message(role="assistant", content=text_of(answer, f"`{name}`"))

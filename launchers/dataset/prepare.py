@@ -1,4 +1,4 @@
-"""Tokenization and preparation: truncate or split, pack, order, hold rows out, write files."""
+"""Preparation of training data: hold rows out, tokenize, truncate or split, pack, order, write files."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ from launchers.dataset import prepared, prompts, render, texts
 from launchers.dataset.asking import PromptFormat
 from launchers.dataset.documents import Documents, Packing, tokenize
 from launchers.dataset.order import grouped_by_length, longest_first
-from launchers.dataset.preferences import Sample, asked_of
+from launchers.dataset.preferences import Sample, conversation_of
 from launchers.dataset.prepared import IGNORE, Prepared, PreparedInfo
 from launchers.dataset.progress import Progress
 from launchers.dataset.seeding import random_stream
-from launchers.dataset.stored import Selected, characters_of, joined, sources_of
+from launchers.dataset.stored import Selected, characters_of, concatenate, sources_of
 from launchers.settings import Settings
 
 MAX_HELD_OUT = 256
 INSPECTED_ROWS = 1000  # rows inspected to decide whether a dataset consists of chats
-_SHOWN_CHARS = 1500  # maximum length of one section of a sample
+_SHOWN_CHARS = 1500  # maximum length of a masked or unmasked section of the sample row
 # Characters per token in English: help.openai.com, "What are tokens and how to count them?"
 _CHARACTERS_PER_TOKEN = 4
 
 
 def split(samples: Sequence[Sample], settings: Settings) -> tuple[Sequence[Sample], Sequence[Sample]]:
-    """Split off held-out rows; return training rows in file order, and held-out rows in random order.
+    """Split off held-out rows at random; return training rows in file order, and held-out rows.
 
-    The draw is seeded. ``evaluation.fraction`` of the rows, at least 1 and at most 256; none if it is 0, or
-    if there is a separate held-out dataset. For plain text (task pretrain), the same share of each dataset's
-    characters.
+    Holds out ``evaluation.fraction`` of the rows, at least 1 and at most 256; none if the fraction is 0, or
+    if there is a separate held-out dataset. For plain text (task pretrain), it is the fraction of each
+    dataset's characters. Depends only on the seed.
     """
     if settings.evaluation.fraction == 0 or settings.evaluation.dataset is not None:
         return samples, []
@@ -64,10 +64,10 @@ def held_out_rows(count: int, settings: Settings) -> list[int]:
 
 
 def _split_text(rows: Sequence[Sample], settings: Settings) -> tuple[Selected, Selected]:
-    """Split plain text by characters, as documents differ in length far more than chats.
+    """Split plain text by characters instead of documents, whose lengths differ widely.
 
-    A share of the documents might contain nearly all text, or none. At most as many sequences as are
-    evaluated (256) are held out per dataset.
+    A fraction of the documents might contain nearly all of the text, or almost none. Per dataset, at most as
+    much text is held out as is evaluated: 256 sequences.
     """
     train: list[Selected] = []
     held_out: list[Selected] = []
@@ -81,11 +81,11 @@ def _split_text(rows: Sequence[Sample], settings: Settings) -> tuple[Selected, S
         training_documents, held_out_documents = texts.hold_out(documents, characters, order, MAX_HELD_OUT)
         train.append(training_documents)
         held_out.append(held_out_documents)
-    return joined(train), joined(held_out)
+    return concatenate(train), concatenate(held_out)
 
 
 def check_batch(rows: int, name: str, settings: Settings) -> None:
-    """Raise UserError if there are fewer rows than one batch. ``name``: name of the rows in the message."""
+    """Raise UserError if there are fewer rows than one batch. ``name``: what the message calls the rows."""
     if TASKS[settings.task].draws_answers and rows < settings.rows_per_step:
         raise UserError(
             f"A step of global_batch_size {settings.batch_size} answers, rl.group_size "
@@ -108,21 +108,21 @@ def prepare(
     folder: Path,
     held_out: Sequence[Sample] = (),
     *,
-    least_packed_steps: int = 0,
+    min_packed_steps: int = 0,
 ) -> PreparedInfo:
-    """Write ``folder`` (see prepared.py), with heldout/ and heldout.jsonl if there are held-out rows.
+    """Tokenize, pack and order rows, and write them to ``folder`` (format: prepared.py).
 
-    Rows are packed only if that leaves ``least_packed_steps`` optimizer steps.
+    Held-out rows are written to ``folder``/heldout in the same format, and to heldout.jsonl with ``{"prompt",
+    "reference", "messages", "line"}`` per row; ``prompt`` is rendered for the model, with special tokens.
 
-    ``folder``/heldout has the same form; heldout.jsonl has ``{"prompt", "reference", "messages", "line"}``
-    per row, with ``prompt`` as rendered for the model, special tokens included.
+    ``min_packed_steps``: rows are not packed if the run would have fewer optimizer steps.
 
-    Raises UserError for rows that cannot be rendered, if nothing is left, or if there are fewer rows than one
+    Raises UserError for rows that cannot be rendered, if no row is left, or if there are fewer rows than one
     batch.
     """
     model = _Model(model_dir, settings)
     _clear(folder)
-    if TASKS[settings.task].draws_answers:  # the remaining tokens are for the answer
+    if TASKS[settings.task].draws_answers:  # rows are prompts; the other tokens are for the answer
         seq_len -= settings.rl.answer_tokens(seq_len)
     with _tokenized(train, model, settings, seq_len, folder / "documents") as documents:
         if not len(documents):
@@ -132,10 +132,10 @@ def prepare(
                 "Raise --seq-len, or use --train-on-prompt.",
             )
         packing = _pack(documents, seq_len, settings.seed) if settings.packing is True else None
-        if packing is not None and _steps_of_pass(packing, seq_len, settings) < least_packed_steps:
+        if packing is not None and _packed_steps(packing, seq_len, settings) < min_packed_steps:
             packing = None
             print(
-                f"packing is off: the packed rows would be fewer than {least_packed_steps} optimizer steps; "
+                f"packing is off: the packed rows would be fewer than {min_packed_steps} optimizer steps; "
                 "--packing true packs them anyway"
             )
         settings = settings.model_copy(update={"packing": packing is not None})
@@ -146,7 +146,7 @@ def prepare(
         if TASKS[settings.task].draws_answers:
             _write_prompts(folder, train, model)
         first_rows = islice(train, INSPECTED_ROWS)
-        chats = settings.task != "pretrain" and any(asked_of(row).messages for row in first_rows)
+        chats = settings.task != "pretrain" and any(conversation_of(row).messages for row in first_rows)
         prompt_format = PromptFormat.of(model.tokenizer, task=settings.task, chats=chats)
         return _write(documents, packing, order, model, seq_len, settings, folder, prompt_format)
 
@@ -155,7 +155,7 @@ def prepare(
 def _tokenized(
     rows: Sequence[Sample], model: _Model, settings: Settings, seq_len: int, folder: Path
 ) -> Iterator[Documents]:
-    """Tokenize the rows; the documents are deleted afterwards."""
+    """Tokenize the rows; the documents are deleted at the end of the block."""
     documents = tokenize(rows, model.folder, model.tokenizer, settings, seq_len, folder)
     try:
         yield documents
@@ -163,8 +163,8 @@ def _tokenized(
         documents.close()
 
 
-def sample_view(data: Prepared, tokenizer: Any, row: int = 0) -> str:
-    """Format one row as the model sees it; tokens that do not count in the loss are between ⟦ and ⟧."""
+def format_sample(data: Prepared, tokenizer: Any, row: int = 0) -> str:
+    """Format one row as text for people; tokens that do not count in the loss are between ⟦ and ⟧."""
     sample = data.row(row)
     lines = ["⟦between these⟧: read by the model, not counted in the loss. The rest is what it learns."]
     start = 0
@@ -179,13 +179,13 @@ def sample_view(data: Prepared, tokenizer: Any, row: int = 0) -> str:
             )
         tokens = sample.tokens[start : start + length].tolist()
         masked = (sample.labels[start : start + length] == IGNORE).tolist()
-        lines.append(_marked(tokens, masked, tokenizer))
+        lines.append(_mark_masked(tokens, masked, tokenizer))
         start += length
     return "\n".join(lines)
 
 
 def summary(info: PreparedInfo, dataset: str) -> str:
-    """Summarize the prepared dataset in a few lines."""
+    """Format the size, lengths and losses by truncation of prepared data in a few lines."""
     kinds = ("rows", "a row")
     if TASKS[info.task].pairs:
         kinds = ("pairs", "an answer with its prompt")
@@ -225,31 +225,31 @@ def summary(info: PreparedInfo, dataset: str) -> str:
 
 
 def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
-    """Pack by best fit, longest first: each length goes into the bin with the least space that is enough.
+    """Pack lengths into bins by best fit decreasing: the longest first, into the fullest bin with space.
 
-    Returns bins of indices; equal lengths keep their order.
+    Returns the bins as lists of indices; equal lengths keep their order.
     """
     bins: list[list[int]] = []
-    with_space: dict[int, list[int]] = {}  # numbers of the bins with this much space left
-    spaces: list[int] = []  # the keys of ``with_space`` that have bins, in order
+    with_space: dict[int, list[int]] = {}  # space left -> numbers of the bins
+    spaces: list[int] = []  # keys of ``with_space`` that have bins, sorted
     progress = Progress("packing", len(lengths), "documents")
     for done, index in enumerate(sorted(range(len(lengths)), key=lambda index: -lengths[index])):
         progress.at(done)
-        place = bisect.bisect_left(spaces, lengths[index])
-        if place == len(spaces):
+        position = bisect.bisect_left(spaces, lengths[index])
+        if position == len(spaces):
             bins.append([])
             number, space = len(bins) - 1, capacity
         else:
-            space = spaces[place]
+            space = spaces[position]
             number = with_space[space].pop()
             if not with_space[space]:
-                del spaces[place]
+                del spaces[position]
         bins[number].append(index)
-        left = space - lengths[index]
-        if left and not with_space.setdefault(left, []):
-            bisect.insort(spaces, left)
-        if left:
-            with_space[left].append(number)
+        space_left = space - lengths[index]
+        if space_left and not with_space.setdefault(space_left, []):
+            bisect.insort(spaces, space_left)
+        if space_left:
+            with_space[space_left].append(number)
     return bins
 
 
@@ -275,12 +275,13 @@ class _Model:
 def _prepare_held_out(
     held_out: Sequence[Sample], model: _Model, settings: Settings, seq_len: int, folder: Path
 ) -> None:
+    """Write held-out rows to ``folder``/heldout, and their prompts to heldout.jsonl."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "heldout.jsonl").open("w", encoding="utf-8") as file:
         for sample in held_out:
-            conversation = asked_of(sample)
+            conversation = conversation_of(sample)
             prompt, reference = render.prompt_of(conversation, model.tokenizer)
-            messages = [message.as_template() for message in conversation.asked]
+            messages = [message.as_template() for message in conversation.prompt_messages]
             values = {"prompt": prompt, "reference": reference, "messages": messages}
             if conversation.images:
                 values["images"] = [base64.b64encode(image).decode() for image in conversation.images]
@@ -293,9 +294,9 @@ def _prepare_held_out(
         if not len(documents):
             return
         packing = documents.unpacked()
-        if documents.pieces:  # shuffled, as only the first rows are evaluated: not all from one document
+        if documents.pieces:  # shuffle: only the first rows are evaluated, which may be of one document
             permutation = random_stream(settings.seed, "held-out pieces").permutation(len(packing))
-            packing = packing.in_order(permutation)
+            packing = packing.reordered(permutation)
         order = np.arange(len(packing), dtype=np.int32)
         if TASKS[settings.task].draws_answers:
             _write_prompts(folder / "heldout", held_out, model)
@@ -303,14 +304,14 @@ def _prepare_held_out(
 
 
 def _write_prompts(folder: Path, samples: Sequence[Sample], model: _Model) -> None:
-    """Write each row's prompt for scorers of answers: prompts.jsonl, in the order of the rows."""
+    """Write the prompt of each row to prompts.jsonl, which scorers of sampled answers read."""
     folder.mkdir(parents=True, exist_ok=True)
-    row_prompts = prompts.prompts_of(map(asked_of, samples), model.tokenizer)
+    row_prompts = prompts.prompts_of(map(conversation_of, samples), model.tokenizer)
     prompts.write(folder / prepared.PROMPTS, row_prompts)
 
 
 def _clear(folder: Path) -> None:
-    """Delete files of an earlier run, so that they are not mistaken for new ones."""
+    """Delete files of an earlier run."""
     (folder / prepared.PROMPTS).unlink(missing_ok=True)
     (folder / "info.json").unlink(missing_ok=True)
     (folder / "heldout.jsonl").unlink(missing_ok=True)
@@ -319,10 +320,10 @@ def _clear(folder: Path) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Lengths:
-    """Lengths of rows: [rows] each."""
+    """Lengths of rows in tokens, as arrays of shape [rows]."""
 
     tokens: NDArray[np.int64]
-    widths: NDArray[np.int64]  # longest sequence of the row; a pair has two
+    widths: NDArray[np.int64]  # longest sequence of the row; a pair has two sequences
 
     @classmethod
     def of(cls, documents: Documents, packing: Packing) -> _Lengths:
@@ -332,8 +333,8 @@ class _Lengths:
         return cls(tokens=tokens, widths=widths)
 
 
-def _steps_of_pass(packing: Packing, seq_len: int, settings: Settings) -> int:
-    """Return the optimizer steps of the epochs or the token budget of a packed run."""
+def _packed_steps(packing: Packing, seq_len: int, settings: Settings) -> int:
+    """Return the number of optimizer steps of a packed run, by its epochs or its token budget."""
     sequences = len(packing) * (settings.epochs or 1)
     if settings.tokens is not None:
         sequences = settings.tokens // seq_len
@@ -341,6 +342,7 @@ def _steps_of_pass(packing: Packing, seq_len: int, settings: Settings) -> int:
 
 
 def _pack(documents: Documents, seq_len: int, seed: int) -> Packing:
+    """Pack documents into rows of at most ``seq_len`` tokens; documents of equal length in random order."""
     shuffled = random_stream(seed, "pack").permutation(len(documents.lengths))
     bins = best_fit(documents.lengths[shuffled].tolist(), seq_len)
     sizes = np.fromiter((len(members) for members in bins), dtype=np.int64, count=len(bins))
@@ -349,29 +351,29 @@ def _pack(documents: Documents, seq_len: int, seed: int) -> Packing:
 
 
 def _order(lengths: _Lengths, settings: Settings) -> NDArray[np.int32]:
-    """Return the rows in the order of the whole run, all epochs included."""
+    """Return the row indices in training order, over all epochs."""
     batch, count = settings.rows_per_step, len(lengths.tokens)
     check_batch(count, "sequences after packing" if settings.packing else "rows to train on", settings)
     if settings.tokens is not None:
         return _order_of_tokens(lengths, settings.tokens, settings)
     steps = settings.steps_of(count)
-    return _epochs(lengths, -(-steps * batch // count), settings)[: steps * batch]
+    return _order_of_epochs(lengths, -(-steps * batch // count), settings)[: steps * batch]
 
 
 def _order_of_tokens(lengths: _Lengths, budget: int, settings: Settings) -> NDArray[np.int32]:
-    """Return the fewest full batches whose rows contain ``budget`` tokens, without padding.
+    """Return the row indices of as few full batches as contain ``budget`` tokens (without padding).
 
-    A larger budget extends the same order.
+    A larger budget extends the order of a smaller one.
     """
     passes = -(-budget // int(lengths.tokens.sum()))
-    order = _epochs(lengths, passes + 1, settings)  # one more, to fill the last batch
+    order = _order_of_epochs(lengths, passes + 1, settings)  # one extra epoch fills the last batch
     rows = int(np.searchsorted(np.cumsum(lengths.tokens[order]), budget)) + 1
     steps = -(-rows // settings.rows_per_step)
     return order[: steps * settings.rows_per_step]
 
 
-def _epochs(lengths: _Lengths, epochs: int, settings: Settings) -> NDArray[np.int32]:
-    """Repeat all rows ``epochs`` times, each time in another order."""
+def _order_of_epochs(lengths: _Lengths, epochs: int, settings: Settings) -> NDArray[np.int32]:
+    """Return the row indices of ``epochs`` epochs, each in another random order."""
     count = len(lengths.tokens)
     shuffled = (random_stream(settings.seed, "epoch", epoch).permutation(count) for epoch in range(epochs))
     orders = [order.astype(np.int32) for order in shuffled]
@@ -396,7 +398,7 @@ def _write(
     folder: Path,
     prompt_format: PromptFormat | None = None,
 ) -> PreparedInfo:
-    """Write a prepared folder of these rows; ``prompt_format`` is written there too."""
+    """Write a folder of prepared data, with ``prompt_format`` if given."""
     if documents.largest >= model.vocab_size:
         raise UserError(
             f"{model.tokenizer_json.parent}: the tokenizer has token {documents.largest}, but config.json "
@@ -451,7 +453,7 @@ def _write(
 def _initial_digest(
     desirable: NDArray[np.bool_], model: _Model, seq_len: int, settings: Settings
 ) -> hashlib._Hash:
-    """Start a SHA-256 over the tokenizer's file and the batch, to be continued with rows and order."""
+    """Start the fingerprint of prepared data with tokenizer and settings; rows and order follow."""
     digest = hashlib.sha256(
         f"{seq_len} {settings.global_batch_size} {settings.packing} {model.pad_id}".encode()
     )
@@ -468,7 +470,8 @@ def _initial_digest(
     return digest
 
 
-def _marked(tokens: list[int], masked: list[bool], tokenizer: Any) -> str:
+def _mark_masked(tokens: list[int], masked: list[bool], tokenizer: Any) -> str:
+    """Decode tokens, with masked sections between ⟦ and ⟧ and long sections shortened."""
     parts = []
     for is_masked, group in groupby(zip(tokens, masked, strict=True), key=lambda pair: pair[1]):
         text = tokenizer.decode([token for token, _ in group])

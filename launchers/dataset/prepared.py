@@ -1,4 +1,4 @@
-"""Prepared data: tokenized once, read by every engine in the same order.
+"""Prepared data: tokenized rows on disk, which every engine reads in the same order.
 
 Contents of the folder::
 
@@ -48,7 +48,7 @@ _IMAGES = "images.bin"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PreparedInfo:
-    """Statistics and parameters of a prepared folder."""
+    """Statistics and parameters of prepared data (info.json)."""
 
     rows: int
     tokens: int
@@ -63,7 +63,7 @@ class PreparedInfo:
     total_steps: int
     seed: int
     fingerprint: str  # hash of tokenizer, data and settings; equal for the same tokens in the same order
-    documents: int = 0  # conversations, texts or their pieces, or pairs; equals rows unless packed
+    documents: int = 0  # number of conversations, texts or pieces of texts, or pairs; rows unless packed
     task: str = "sft"
     dropped_rows: int = 0  # rows without labels within seq_len
     split_rows: int = 0  # rows longer than seq_len that were split (task pretrain), not truncated
@@ -72,12 +72,12 @@ class PreparedInfo:
     median: int = 0
     p95: int = 0
     longest: int = 0
-    content: str = ""  # images: hash of the rows only, which determine latents and text embeddings
+    content: str = ""  # image data: hash of the rows alone, the input of latents and text embeddings
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """One sequence: 1-d arrays of equal length, and the lengths of the documents in it."""
+    """One sequence: tokens and labels of equal length, and the lengths of the documents in it."""
 
     tokens: NDArray[np.int32]
     labels: NDArray[np.int32]
@@ -87,7 +87,7 @@ class Row:
 
     @property
     def positions(self) -> NDArray[np.int32]:
-        """Positions that restart at 0 in each document."""
+        """Position of each token in its document, from 0."""
         import numpy as np
 
         return np.concatenate([np.arange(n, dtype=np.int32) for n in self.lengths])
@@ -113,6 +113,7 @@ class Prepared:
         self.info = PreparedInfo(**json.loads((folder / "info.json").read_text()))
 
     def _array(self, name: str) -> NDArray[np.int32]:
+        """Return a memory-mapped array by name; each file is opened once."""
         import numpy as np
 
         if name not in self._arrays:
@@ -135,6 +136,7 @@ class Prepared:
         return np.memmap(self.folder / _IMAGES, dtype=np.uint8, mode="r")
 
     def _images_of(self, index: int) -> Sequence[NDArray[np.uint8]]:
+        """Return the encoded images of a row."""
         if not self.has_images:
             return ()
         first, last = self._array("row_images")[index : index + 2]
@@ -143,7 +145,7 @@ class Prepared:
 
     @property
     def order(self) -> NDArray[np.int32]:
-        """Rows in training order."""
+        """Row indices in training order, over all epochs."""
         return self._array("order")
 
     def __len__(self) -> int:
@@ -170,11 +172,11 @@ class Prepared:
 
 
 class Writer:
-    """Writer of a prepared folder, row by row; a folder without info.json, written last, is incomplete."""
+    """Writer of prepared data, row by row. info.json is written last; without it the folder is incomplete."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        for name in ("info.json", "desirable.npy", _IMAGES):  # may be left by an earlier run
+        for name in ("info.json", "desirable.npy", _IMAGES):  # left by an earlier run
             (folder / name).unlink(missing_ok=True)
         self._folder = folder
         self._tokens, self._labels, self._lengths = (
@@ -201,7 +203,7 @@ class Writer:
         self.label_tokens += int((row.labels != IGNORE).sum())
 
     def finish(self, order: NDArray[np.int32], info: PreparedInfo) -> None:
-        """Write the files that require all rows."""
+        """Write the remaining files, which need all rows."""
         import numpy as np
 
         def offsets(sizes: array[int]) -> NDArray[np.int64]:
@@ -221,9 +223,9 @@ class Writer:
 
 
 class _GrowingArray:
-    """A .npy file of int32 whose length is known only at the end.
+    """.npy file of int32 that is appended to; its length is known only at the end.
 
-    numpy reserves space in the header for an array that grows along its first axis.
+    The header is then rewritten in place: numpy pads headers, so that a first axis may grow.
     """
 
     def __init__(self, path: Path) -> None:
@@ -250,7 +252,7 @@ class _GrowingArray:
 
 
 def write(folder: Path, rows: Iterable[Row], order: NDArray[np.int32], info: PreparedInfo) -> None:
-    """Write a prepared folder of rows in memory."""
+    """Write rows that are in memory as prepared data."""
     writer = Writer(folder)
     for row in rows:
         writer.add(row)

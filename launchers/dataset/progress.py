@@ -1,4 +1,4 @@
-"""Progress lines of long work on rows."""
+"""Progress lines for long operations on rows."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ EVERY_S = 5.0
 
 
 class Progress:
-    """Prints a line on standard error at most every :data:`EVERY_S` seconds; short work prints nothing."""
+    """Printer of progress lines on standard error, at most one in :data:`EVERY_S` seconds."""
 
     def __init__(self, name: str, total: int | None = None, unit: str = "rows") -> None:
         self._name, self._total, self._unit = name, total, unit
         self._started = self._printed = time.monotonic()
 
     def at(self, count: int, share: Callable[[], float] | None = None) -> None:
-        """Report the amount done. ``share``: returns the share of the work, if there is no total."""
+        """Report that ``count`` units are done. ``share``: called for the fraction done."""
         now = time.monotonic()
         if now - self._printed < EVERY_S:
             return
@@ -28,6 +28,7 @@ class Progress:
         print(self._line(count, share() if share else None, now - self._started), file=sys.stderr, flush=True)
 
     def _line(self, count: int, share: float | None, seconds: float) -> str:
+        """Format a progress line. ``seconds``: time since the start."""
         if share is None and self._total:
             share = count / self._total
         total = f" of {self._total:,}" if self._total else ""

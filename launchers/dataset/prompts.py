@@ -1,7 +1,7 @@
-"""Rows of prompts that the model answers itself: any row of rows.py, with or without an answer.
+"""Prompts for sampled answers: rows in the formats of rows.py, whose last answer is ignored if present.
 
-Also supported, without an answer: ``{"prompt": "..."}``, ``{"prompt": [{"role": "user", "content": "..."}]}``
-and the same list as ``messages``.
+Rows without an answer are also supported: ``{"prompt": "..."}``, ``{"prompt": [{"role": "user", "content":
+"..."}]}`` and ``{"messages": [...]}`` with such a list.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ class Prompt:
     """One prompt: a dataset row without its last answer."""
 
     index: int  # index among the prompts of the run
-    text: str  # rendered for the model, special tokens included
-    shown: str  # for scoring functions and people: contents of the turns, without roles or special tokens
-    tokens: int  # number of tokens in the text
+    text: str  # rendered for the model, with special tokens
+    shown: str  # contents of the turns, without roles or special tokens; for scoring functions and people
+    tokens: int  # number of tokens in ``text``
     messages: tuple[Message, ...] = ()  # turns of a chat, without the last answer
     tools: str = ""  # tools available in the chat
-    prefix: str | None = None  # for plain text: the part that the model continues
+    prefix: str | None = None  # for plain text: the beginning, which the model continues
 
     def with_answer(self, answer: str) -> Conversation:
-        """Return the prompt with an answer, as a row to train on."""
+        """Return a training row of the prompt and an answer."""
         if self.prefix is not None:
             return Conversation(text=self.prefix + answer)
         turn = Message(role="assistant", content=answer)
@@ -44,7 +44,7 @@ class Prompt:
 
 
 def read(path: Path, columns: Mapping[str, str] = rows.NO_COLUMNS) -> Iterator[Conversation]:
-    """Read the prompts of a file, see :func:`launchers.dataset.rows.read_as`."""
+    """Read and check a file of prompts (:func:`launchers.dataset.rows.read_as`)."""
     return rows.read_as(path, parse, columns)
 
 
@@ -52,7 +52,7 @@ def parse(row: Any, line: int = 0) -> Conversation:
     """Parse one decoded row as a conversation, with its answer if it has one; raises BadRow."""
     row = Fields.of(row)
     if row.has("prompt") and row.first(_ANSWERS) is None:
-        return Conversation(messages=_asked(row), tools=tools_of(row), line=line)
+        return Conversation(messages=_parse_prompt(row), tools=tools_of(row), line=line)
     name = row.first(("messages", "conversations"))
     if name is not None and ends_with_question(row[name]):
         messages = chat(row[name], name, row, ends_with="user")
@@ -64,9 +64,9 @@ def parse(row: Any, line: int = 0) -> Conversation:
     return rows.parse(row, line)
 
 
-def _asked(row: Fields) -> tuple[Message, ...]:
-    """Parse a `prompt` without an answer to turns."""
-    prompt = rows.decoded_turns(row["prompt"])
+def _parse_prompt(row: Fields) -> tuple[Message, ...]:
+    """Parse the turns of a row that has a `prompt` and no answer."""
+    prompt = rows.decode_turns(row["prompt"])
     if isinstance(prompt, list):
         return chat(prompt, "prompt", row, ends_with="user")
     turn = Message(role="user", content=text_of(prompt, "`prompt`"))
@@ -74,25 +74,26 @@ def _asked(row: Fields) -> tuple[Message, ...]:
 
 
 def prompts_of(conversations: Iterable[Conversation], tokenizer: Any) -> Iterator[Prompt]:
-    """Iterate over the rows' prompts in order: a chat up to its last answer, or the beginning of a text."""
+    """Make the prompt of each row: a chat up to its last answer, or the beginning of a text."""
     return (prompt for prompt, _ in tokenized(conversations, tokenizer))
 
 
 def tokenized(conversations: Iterable[Conversation], tokenizer: Any) -> Iterator[tuple[Prompt, list[int]]]:
-    """Iterate over the rows' prompts with their tokens."""
+    """Make the prompt of each row; iterate over (prompt, token ids)."""
     numbered = enumerate(conversations)
     while batch := list(itertools.islice(numbered, _BATCH)):
         texts = [render.prompt_of(conversation, tokenizer)[0] for _, conversation in batch]
         ids_of = tokenizer(texts, add_special_tokens=False, verbose=False).input_ids
         for (index, conversation), text, ids in zip(batch, texts, ids_of, strict=True):
-            yield _prompt(index, conversation, text, len(ids)), ids
+            yield _make_prompt(index, conversation, text, len(ids)), ids
 
 
-def _prompt(index: int, conversation: Conversation, text: str, tokens: int) -> Prompt:
+def _make_prompt(index: int, conversation: Conversation, text: str, tokens: int) -> Prompt:
+    """Build the prompt of a row from its rendered ``text``. ``tokens``: number of tokens in it."""
     if conversation.text is not None:
-        prefix = render.beginning_of(conversation.text)
+        prefix = render.text_prompt(conversation.text)
         return Prompt(index=index, text=text, shown=prefix, tokens=tokens, prefix=prefix)
-    turns, tools = conversation.asked, conversation.tools
+    turns, tools = conversation.prompt_messages, conversation.tools
     shown = "\n\n".join(turn.content for turn in turns)
     return Prompt(index=index, text=text, shown=shown, tokens=tokens, messages=turns, tools=tools)
 
@@ -104,7 +105,7 @@ def write(path: Path, prompts: Iterable[Prompt]) -> None:
             file.write(json.dumps(dataclasses.asdict(prompt)) + "\n")
 
 
-def read_written(path: Path) -> list[Prompt]:
+def read_prompts(path: Path) -> list[Prompt]:
     """Read prompts written by :func:`write` or launchers.rejection.answers.write_rows."""
     with path.open(encoding="utf-8") as file:
         values = [json.loads(line) for line in file]

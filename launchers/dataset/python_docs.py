@@ -1,8 +1,8 @@
-"""Questions about Python's standard library, answered by its docstrings.
+"""Built-in dataset: questions about Python's standard library, answered by its docstrings.
 
-Real text on any machine with Python, without a download. The rows depend only on the Python version: the
-modules are a fixed list, names are visited in sorted order, nothing is random, and the docstrings are read in
-a separate process, because other packages add to the standard library's classes.
+It is real text that needs no download. The rows depend only on the Python version: the modules are a fixed
+list, names are sorted, nothing is random, and the docstrings are read in a separate process, because
+installed packages may add members to the standard library's classes.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ MODULES = tuple(
     """.split()  # noqa: SIM905
 )
 
-LIMIT_S = 600.0  # time limit of the process, which takes seconds
+LIMIT_S = 600.0  # time limit of the process, which usually takes seconds
 MAX_ANSWER_CHARS = 600  # about 150 tokens, so most rows fit into any usual sequence length
-_ENOUGH_CHARS = 160  # length at which the first paragraphs are a sufficient answer
+_ENOUGH_CHARS = 160  # paragraphs are added to an answer until it has this length
 _MIN_CHARS = 20
 
 Kind = Literal["module", "class", "function", "method", "property"]
@@ -77,7 +77,7 @@ class Documented:
 
 
 def documented() -> list[Documented]:
-    """List every public, documented name in MODULES, by module, sorted by name within each."""
+    """List the public names in MODULES that have a docstring; sorted by name within a module."""
     # -I -S: only the standard library, independent of installed packages and the environment
     command = [sys.executable, "-I", "-S", __file__]
     result = subprocess.run(
@@ -118,50 +118,54 @@ def write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> Path:
     return path
 
 
-def _read_all() -> Iterator[Documented]:
+def _read_modules() -> Iterator[Documented]:
+    """Iterate over the documented names of all modules, in this process."""
     warnings.simplefilter("ignore")  # deprecated names warn on access
     for module_name in MODULES:
         try:
             module = importlib.import_module(module_name)
         except ImportError:
             continue
-        yield from _of_module(module_name, module)
+        yield from _read_module(module_name, module)
 
 
-def _of_module(module_name: str, module: ModuleType) -> Iterator[Documented]:
-    yield from _entry(module_name, "module", module)
+def _read_module(module_name: str, module: ModuleType) -> Iterator[Documented]:
+    """Iterate over the documented names of a module, its classes and their members."""
+    yield from _documented(module_name, "module", module)
     exported = set(getattr(module, "__all__", ()))
     for name in sorted(exported | set(dir(module))):
         value = getattr(module, name, None)
         if name.startswith("_") or isinstance(value, ModuleType):
             continue
-        is_own = getattr(value, "__module__", None) in (module_name, "_" + module_name)
-        if not (name in exported if exported else is_own):
+        is_defined_here = getattr(value, "__module__", None) in (module_name, "_" + module_name)
+        if not (name in exported if exported else is_defined_here):
             continue
         full_name = name if module_name == "builtins" else f"{module_name}.{name}"
         if inspect.isclass(value):
-            yield from _entry(full_name, "class", value)
+            yield from _documented(full_name, "class", value)
             for member_name, member in sorted(vars(value).items()):
                 if member_name.startswith("_"):
                     continue
                 if isinstance(member, property):
-                    yield from _entry(f"{full_name}.{member_name}", "property", member)
+                    yield from _documented(f"{full_name}.{member_name}", "property", member)
                 elif inspect.isroutine(member):
                     function = getattr(member, "__func__", member)
-                    yield from _entry(f"{full_name}.{member_name}", "method", function)
+                    yield from _documented(f"{full_name}.{member_name}", "method", function)
         elif inspect.isroutine(value):
-            yield from _entry(full_name, "function", value)
+            yield from _documented(full_name, "function", value)
 
 
-def _entry(name: str, kind: Kind, value: Any) -> Iterator[Documented]:
+def _documented(name: str, kind: Kind, value: Any) -> Iterator[Documented]:
+    """Yield the entry of an object if it has a docstring that is equal in every process."""
     doc = getattr(value, "__doc__", None)
-    # Addresses differ between processes
+    # Docstrings with memory addresses differ between processes
     if isinstance(doc, str) and doc.strip() and " at 0x" not in doc:
         signature = _signature(value) if kind in ("function", "method") else ""
         yield Documented(name=name, kind=kind, signature=signature, doc=inspect.cleandoc(doc))
 
 
 def _signature(value: Any) -> str:
+    """Return the parameter names of a function in parentheses; empty if unknown."""
     try:
         parameters = list(inspect.signature(value).parameters)
     except (ValueError, TypeError):
@@ -170,7 +174,7 @@ def _signature(value: Any) -> str:
 
 
 def _answer(doc: str) -> str:
-    """Return the first paragraphs that form an answer, without doctests, at most MAX_ANSWER_CHARS long."""
+    """Return the first paragraphs of a docstring, up to a doctest, with at most MAX_ANSWER_CHARS."""
     answer = ""
     for paragraph in re.split(r"\n\s*\n", doc):
         text = paragraph.rstrip()
@@ -181,10 +185,10 @@ def _answer(doc: str) -> str:
         answer = f"{answer}\n\n{text}" if answer else text.strip()
         if len(answer) >= _ENOUGH_CHARS:
             break
-    return answer if len(answer) <= MAX_ANSWER_CHARS else _cut(answer)
+    return answer if len(answer) <= MAX_ANSWER_CHARS else _truncate(answer)
 
 
-def _cut(text: str) -> str:
+def _truncate(text: str) -> str:
     """Truncate at the last end of a sentence that fits, or at the last space."""
     head = text[:MAX_ANSWER_CHARS]
     sentence_ends = [match.end() for match in re.finditer(r"[.!?](?=\s)", head)]
@@ -192,4 +196,4 @@ def _cut(text: str) -> str:
 
 
 if __name__ == "__main__":
-    print(json.dumps([dataclasses.asdict(item) for item in _read_all()]))
+    print(json.dumps([dataclasses.asdict(item) for item in _read_modules()]))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from estimator.errors import UserError
 
-NOT_UTF_8 = "not UTF-8"  # beginning of the reason for such a row
+NOT_UTF_8 = "not UTF-8"  # first words of the reason why a row is unusable
 _COMPRESSED = {
     b"\x1f\x8b": "gzip",
     b"BZh": "bzip2",
@@ -17,7 +17,7 @@ _COMPRESSED = {
     b"PK\x03\x04": "zip",
 }
 _LFS_POINTER = b"version https://git-lfs"
-_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # prefixes of UTF-32's marks, too
+_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # UTF-32's little-endian mark starts with the first
 
 
 def check_readable(path: Path, beginning: bytes) -> None:
@@ -41,6 +41,6 @@ def check_readable(path: Path, beginning: bytes) -> None:
 
 
 def conversion_advice(path: Path, encoding: str = "ENCODING") -> str:
-    """Return advice to convert a file that is not UTF-8."""
-    new = shlex.quote(f"{path.stem}-utf-8{path.suffix}")
-    return f"Convert it: iconv -f {encoding} -t UTF-8 {shlex.quote(path.name)} > {new}"
+    """Return advice with the command that converts a file to UTF-8."""
+    converted_name = shlex.quote(f"{path.stem}-utf-8{path.suffix}")
+    return f"Convert it: iconv -f {encoding} -t UTF-8 {shlex.quote(path.name)} > {converted_name}"

@@ -1,4 +1,4 @@
-"""Rendering of conversations to tokens with the chat template, and masks of tokens in the loss."""
+"""Rendering of conversations to tokens with the chat template, and masks of tokens that count in the loss."""
 
 from __future__ import annotations
 
@@ -21,17 +21,18 @@ from launchers.dataset.answer_spans import Messages, Span, has_marks, marked_spa
 from launchers.dataset.cpu_limit import cpu_limit, memory_limit
 from launchers.dataset.rows import Conversation
 from launchers.dataset.turns import IMAGE, Message
-from launchers.dataset.vision_tokenizer import VisionTokenizer, in_parts
+from launchers.dataset.vision_tokenizer import VisionTokenizer, to_content_parts
 from launchers.settings import Settings
 
 _BATCH = 1024  # conversations tokenized at a time
-_PROMPT_CHARS = 200  # maximum length of a text that the model continues
-TEMPLATE_LIMIT_S = 10.0  # processor time for rendering one chat, which usually takes less than a millisecond
-TEMPLATE_LIMIT_BYTES = 2**29  # memory for it
-_MAX_EXPANSION, _FREE_CHARS = 20, 2**20  # rendered characters over those of the chat, and always allowed
-_REFERENCE_CHARS = 2000  # maximum length of that text's real continuation, shown for comparison
+_PROMPT_CHARS = 200  # maximum length of a plain-text prompt
+TEMPLATE_LIMIT_S = 10.0  # CPU time limit for rendering one chat, which usually takes less than a millisecond
+TEMPLATE_LIMIT_BYTES = 2**29  # memory limit for rendering one chat
+_MAX_EXPANSION = 20  # maximum ratio of a rendered chat's characters to the chat's
+_ALWAYS_ALLOWED_CHARS = 2**20  # rendered characters that are allowed at any ratio
+_REFERENCE_CHARS = 2000  # maximum length of the reference for a plain-text prompt, the text that follows it
 
-# For base models, whose tokenizers have no chat template; with the section names of Stanford Alpaca
+# Template for base models, whose tokenizers have none; section names of Stanford Alpaca
 INSTRUCTION_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}"
     "{% if message['role'] == 'system' %}{{ message['content'] | trim }}\n\n"
@@ -42,13 +43,13 @@ INSTRUCTION_TEMPLATE = (
 
 
 def load_tokenizer(model_dir: Path, settings: Settings) -> Any:
-    """Load the tokenizer with the chat template in use: the setting's, its own, or the plain one.
+    """Load the tokenizer of a local model folder, with a chat template; raises UserError.
 
-    Nothing is downloaded.
+    The template is the setting ``chat_template``, the tokenizer's, or :data:`INSTRUCTION_TEMPLATE`.
     """
     try:
         tokenizer = tokenizer_in(model_dir, trust_remote_code=settings.trust_remote_code)
-        tokenizer("a")  # some broken files fail only here
+        tokenizer("a")  # some broken files load but fail here
         if tokenizer.eos_token is None and not (model_dir / "tokenizer_config.json").is_file():
             raise ValueError("tokenizer_config.json, which names the special tokens, is missing")
     except BaseException as error:
@@ -59,7 +60,7 @@ def load_tokenizer(model_dir: Path, settings: Settings) -> Any:
             f"The tokenizer in {model_dir} cannot be loaded: {one_line(error)}",
             "Use the tokenizer's files that were published with the weights.",
         ) from None
-    tokenizer.add_tokens(list(settings.new_tokens))  # existing tokens are not changed
+    tokenizer.add_tokens(list(settings.new_tokens))  # tokens that exist are kept
     if settings.chat_template is not None:
         tokenizer.chat_template = settings.chat_template
     elif not tokenizer.chat_template:
@@ -71,18 +72,20 @@ def load_tokenizer(model_dir: Path, settings: Settings) -> Any:
 
 
 def _is_panic(error: BaseException) -> bool:
-    """Whether this is a panic of the tokenizers package, written in Rust: its class is not an Exception."""
+    """Whether an error is a panic of tokenizers (in Rust), whose class is not derived from Exception."""
     return type(error).__name__ == "PanicException"
 
 
 def pad_id_of(tokenizer: Any) -> int:
-    """Return the token that pads short rows: the padding token, or the end of sequence, or token 0."""
+    """Return the token id for padding: the padding token's, or the end of sequence's, or 0."""
     candidates = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
     return next(int(token) for token in candidates if token is not None)
 
 
 Rendered = TypeVar("Rendered")
-Tokens = tuple[NDArray[np.int32], NDArray[np.bool_]]  # of a row, and the mask of those in the loss
+Tokens = tuple[
+    NDArray[np.int32], NDArray[np.bool_]
+]  # token ids of a row, and whether each counts in the loss
 
 
 def tokenize(
@@ -94,12 +97,13 @@ def tokenize(
 ) -> Iterator[Tokens]:
     """Tokenize conversations, with masks of the tokens that count in the loss.
 
-    These are the assistant's, in plain text all. ``last_turn_only``: only those of its last turn.
+    The tokens of the assistant's turns count, and all tokens of plain text. ``train_on_prompt``: the other
+    turns count too. ``last_turn_only``: of the assistant's turns, only the last one counts.
 
-    If the chat template marks the assistant's part with ``{% generation %}``, these marks decide; without
-    them, white space after the token that ends a turn does not count. The first token of a row never counts,
-    because nothing predicts it. An end-of-sequence token is appended if the chat template has not ended the
-    last turn.
+    If the chat template marks the assistant's text with ``{% generation %}``, the marked tokens count;
+    without marks, white space after the token that ends a turn does not count. The first token of a row never
+    counts, because nothing predicts it. An end-of-sequence token is appended if the chat template has not
+    ended the last turn.
     """
     for start in range(0, len(conversations), _BATCH):
         batch = conversations[start : start + _BATCH]
@@ -109,34 +113,37 @@ def tokenize(
 def _tokenize(
     conversations: Sequence[Conversation], tokenizer: Any, train_on_prompt: bool, last_turn_only: bool
 ) -> Iterator[Tokens]:
-    ending = _Ending(tokenizer)
-    marked = _is_marked(tokenizer)
-    turns_by_row = [_turns_to_find(item, train_on_prompt, last_turn_only) for item in conversations]
+    """Tokenize one batch of conversations (:func:`tokenize`)."""
+    turn_end = _TurnEnd(tokenizer)
+    template_marks = _marks_answers(tokenizer)
+    turns_by_row = [_turns_to_mask(item, train_on_prompt, last_turn_only) for item in conversations]
     rendered = [
-        _with_images(item, tokenizer, *_render(item, tokenizer, turns))
+        _expand_images(item, tokenizer, *_render(item, tokenizer, turns))
         for item, turns in zip(conversations, turns_by_row, strict=True)
     ]
     chats = [text for (text, _), c in zip(rendered, conversations, strict=True) if c.messages]
     texts = [c.text for c in conversations if c.text is not None]
-    chat_ids = iter(_ids(tokenizer, chats, special=False))
-    text_ids = iter(_ids(tokenizer, texts, special=True))
-    prefixes = iter(_ids(tokenizer, [text[:cut] for text, cuts in rendered for cut in cuts], special=False))
+    chat_ids = iter(_token_ids(tokenizer, chats, special=False))
+    text_ids = iter(_token_ids(tokenizer, texts, special=True))
+    prefixes = iter(
+        _token_ids(tokenizer, [text[:cut] for text, cuts in rendered for cut in cuts], special=False)
+    )
     for conversation, (text, cuts) in zip(conversations, rendered, strict=True):
         ids = next(chat_ids) if conversation.messages else _trim_part(next(text_ids), conversation, tokenizer)
         prefix_ids = [next(prefixes) for _ in cuts]
         bounds = [len(prefix) for prefix in prefix_ids]
         if any(ids[: len(prefix)] != prefix for prefix in prefix_ids):
-            ids, bounds = _by_turns(conversation, tokenizer, text, cuts)
+            ids, bounds = _tokenize_parts(conversation, tokenizer, text, cuts)
         counted = np.zeros(len(ids) + 1, dtype=np.bool_)
         count_all = train_on_prompt or not conversation.messages
         counted[:] = count_all
         for first, last in itertools.zip_longest(bounds[::2], bounds[1::2], fillvalue=len(ids)):
-            end = last if marked or count_all else ending.end_of_turn(ids, first, last)
+            end = last if template_marks or count_all else turn_end.end_of_turn(ids, first, last)
             counted[first:end] = not count_all
         if conversation.images:
             counted[: len(ids)] &= ~np.isin(ids, tokenizer.image_ids)
         counted[0] = False
-        eos = ending.missing(ids) if conversation.ends else None
+        eos = turn_end.eos_to_append(ids) if conversation.ends else None
         if eos is not None:
             counted[len(ids)] = not conversation.messages or conversation.messages[-1].trained
             ids = [*ids, eos]
@@ -144,7 +151,7 @@ def _tokenize(
 
 
 def _trim_part(ids: list[int], text: Conversation, tokenizer: Any) -> list[int]:
-    """Remove the begin or end token from a section of a document that does not begin or end it."""
+    """Remove the begin token unless the section begins its document, and the end token unless it ends it."""
     if not text.begins and ids[:1] == [tokenizer.bos_token_id]:
         ids = ids[1:]
     if not text.ends and ids[-1:] == [tokenizer.eos_token_id]:
@@ -152,38 +159,42 @@ def _trim_part(ids: list[int], text: Conversation, tokenizer: Any) -> list[int]:
     return ids
 
 
-def _by_turns(
+def _tokenize_parts(
     conversation: Conversation, tokenizer: Any, text: str, cuts: list[int]
 ) -> tuple[list[int], list[int]]:
-    """Tokenize the parts of a text separately; return the tokens, and the start of each part but the first.
+    """Tokenize the parts of a text between ``cuts`` separately; return the tokens, and the index of each cut.
 
-    Needed if the end of a turn and the beginning of the next would merge into one token. At inference the
-    prompt is tokenized separately, so an answer must start with its own token. Raises UserError if the parts
-    decode to another text, e.g. with a tokenizer that puts a space before each text.
+    Used if the tokenizer merges the end of a turn and the beginning of the next into one token: at inference
+    the prompt is tokenized separately, so an answer must start with a new token. Raises UserError if the
+    parts decode to another text, e.g. with a tokenizer that puts a space before each text.
     """
     parts = [text[first:last] for first, last in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-    parts_ids = _ids(tokenizer, parts, special=False)
+    parts_ids = _token_ids(tokenizer, parts, special=False)
     ids = list(itertools.chain.from_iterable(parts_ids))
-    joint_ids = _ids(tokenizer, [text], special=False)[0]
+    joint_ids = _token_ids(tokenizer, [text], special=False)[0]
     if tokenizer.decode(ids) != tokenizer.decode(joint_ids):
         cut = next(cut for cut in cuts)
-        raise _merged_tokens(conversation, text[max(0, cut - 20) : cut], text[cut : cut + 20])
+        raise _merged_tokens_error(conversation, text[max(0, cut - 20) : cut], text[cut : cut + 20])
     return ids, list(itertools.accumulate(len(part) for part in parts_ids[:-1]))
 
 
-def end_of_answers(tokenizer: Any, messages: Sequence[Message]) -> int | None:
-    """Return the token that ends a chat's last turn in training; None if the tokenizer has none."""
+def answer_end_token(tokenizer: Any, messages: Sequence[Message]) -> int | None:
+    """Return the id of the token that ends an answer in training; None if the tokenizer has none.
+
+    ``messages``: any chat that ends with an answer.
+    """
     ids, _ = next(tokenize([Conversation(messages=tuple(messages))], tokenizer))
-    return _Ending(tokenizer).of(ids.tolist())
+    return _TurnEnd(tokenizer).end_token(ids.tolist())
 
 
-def written(messages: Sequence[Message], tokenizer: Any, *, prompt: bool = False) -> str:
-    """Render a chat with the template; with ``prompt``, up to the start of the model's answer."""
+def render_messages(messages: Sequence[Message], tokenizer: Any, *, prompt: bool = False) -> str:
+    """Render a chat with the template. ``prompt``: append the generation prompt."""
     chat = Conversation(messages=tuple(messages))
     return _apply(tokenizer, chat, [message.as_template() for message in messages], prompt)
 
 
-def _ids(tokenizer: Any, texts: list[str], *, special: bool) -> list[list[int]]:
+def _token_ids(tokenizer: Any, texts: list[str], *, special: bool) -> list[list[int]]:
+    """Tokenize texts. ``special``: add begin and end tokens as the tokenizer does by default."""
     if not texts:
         return []
     # verbose=False: no warning about rows longer than the model's limit, which are truncated later
@@ -200,8 +211,12 @@ def _ids(tokenizer: Any, texts: list[str], *, special: bool) -> list[list[int]]:
     return ids
 
 
-def _turns_to_find(conversation: Conversation, train_on_prompt: bool, last_turn_only: bool) -> list[int]:
-    """Return the assistant's turns that count, or those that do not, if everything else does."""
+def _turns_to_mask(conversation: Conversation, train_on_prompt: bool, last_turn_only: bool) -> list[int]:
+    """Return the assistant's turns whose mask differs from the default of the row.
+
+    By default nothing counts, so these are the turns that count; with ``train_on_prompt``, everything counts
+    by default, so these are the turns that do not (``weight`` 0).
+    """
     answers = [index for index, message in enumerate(conversation.messages) if message.role == "assistant"]
     if last_turn_only:
         return answers[-1:]
@@ -209,7 +224,10 @@ def _turns_to_find(conversation: Conversation, train_on_prompt: bool, last_turn_
 
 
 def _render(conversation: Conversation, tokenizer: Any, turns: list[int]) -> tuple[str, list[int]]:
-    """Return the text, and start and end of each of these turns (the last turn ends with the text)."""
+    """Render a row; return the text, and start and end of each of ``turns`` in it.
+
+    The end of the last turn is omitted if it is the end of the text.
+    """
     if conversation.text is not None:
         return conversation.text, []
     messages = [message.as_template() for message in conversation.messages]
@@ -217,11 +235,11 @@ def _render(conversation: Conversation, tokenizer: Any, turns: list[int]) -> tup
     _check_contents(conversation, full_text)
     _check_tools(conversation, full_text)
     spans: list[Span] = []
-    if _is_marked(tokenizer):
-        spans = marked_spans(messages, turns, partial(_marks, tokenizer, conversation))
+    if _marks_answers(tokenizer):
+        spans = marked_spans(messages, turns, partial(_template_spans, tokenizer, conversation))
         if turns and not spans:
             raise UserError(
-                f"{_name(conversation)}: the chat template marks no part of the assistant's turns.",
+                f"{_location(conversation)}: the chat template marks no part of the assistant's turns.",
                 "Put the answers between {% generation %} and {% endgeneration %} in chat_template.",
             )
     else:
@@ -231,8 +249,9 @@ def _render(conversation: Conversation, tokenizer: Any, turns: list[int]) -> tup
             span = turn_span(messages, index, full_text, render, special)
             if span is None:
                 raise UserError(
-                    f"{_name(conversation)}: the chat template renders the beginning of this chat otherwise "
-                    f"than the whole, so the assistant's turn {index + 1} cannot be found in it.",
+                    f"{_location(conversation)}: the chat template renders the beginning of this chat "
+                    f"differently than in the complete chat, so the assistant's turn {index + 1} cannot be "
+                    "found in it.",
                     "Set chat_template to one that only appends (or split such chats into single answers).",
                 )
             spans.append(span)
@@ -240,36 +259,38 @@ def _render(conversation: Conversation, tokenizer: Any, turns: list[int]) -> tup
     return full_text, cuts[:-1] if cuts[-1:] == [len(full_text)] else cuts
 
 
-def _with_images(
+def _expand_images(
     conversation: Conversation, tokenizer: Any, text: str, cuts: list[int]
 ) -> tuple[str, list[int]]:
-    """Expand the places of images in a rendered text to their tokens."""
+    """Replace the image placeholders in a rendered text by image tokens; return text and shifted cuts."""
     if not conversation.images:
         return text, cuts
     try:
-        expanded: tuple[str, list[int]] = tokenizer.expanded(conversation.images, text, cuts)
-    except ValueError as error:  # of each family's own processor
+        expanded: tuple[str, list[int]] = tokenizer.expand_images(conversation.images, text, cuts)
+    except ValueError as error:  # raised by processors of transformers
         raise UserError(
-            f"{_name(conversation)}: its images cannot be processed: {one_line(error).removesuffix('.')}.",
+            f"{_location(conversation)}: its images cannot be processed: "
+            f"{one_line(error).removesuffix('.')}.",
             "Change the row, or its images.",
         ) from None
     return expanded
 
 
-def _is_marked(tokenizer: Any) -> bool:
+def _marks_answers(tokenizer: Any) -> bool:
+    """Whether the tokenizer's chat template marks the assistant's text."""
     template = tokenizer.chat_template
     return isinstance(template, str) and has_marks(template)
 
 
-def _marks(tokenizer: Any, conversation: Conversation, messages: Messages) -> list[Span]:
-    """Return the spans of these messages that the template marks."""
+def _template_spans(tokenizer: Any, conversation: Conversation, messages: Messages) -> list[Span]:
+    """Render messages, and return the spans that the template marks."""
     if not messages:
         return []
     from transformers.utils.chat_template_utils import render_jinja_template
 
     def spans(values: list[dict[str, Any]]) -> list[Span]:
         if isinstance(tokenizer, VisionTokenizer):
-            values = in_parts(values)
+            values = to_content_parts(values)
         _, marked = render_jinja_template(
             [values],
             tools=json.loads(conversation.tools) if conversation.tools else None,
@@ -283,23 +304,23 @@ def _marks(tokenizer: Any, conversation: Conversation, messages: Messages) -> li
 
 
 def _check_contents(conversation: Conversation, text: str) -> None:
-    """Raise UserError if the template has omitted the content of a turn.
+    """Raise UserError if the rendered text lacks the content of a turn.
 
-    Templates trim a turn, remove the reasoning at its beginning, or write it as JSON, so only its last line
-    is searched.
+    Only the last line of each turn is searched, because templates may trim a turn, remove the reasoning at
+    its beginning, or encode it as JSON.
     """
     for number, message in enumerate(conversation.messages, start=1):
         last_line = message.content.strip().rpartition("\n")[2].rpartition(IMAGE)[2].strip()
         if last_line not in text and json.dumps(last_line, ensure_ascii=False)[1:-1] not in text:
             raise UserError(
-                f"{_name(conversation)}: the chat template leaves out what the {message.role} says in turn "
-                f"{number}.",
-                "Set chat_template to one that renders it, or take such turns out of the rows.",
+                f"{_location(conversation)}: the chat template omits the content of turn {number} "
+                f"({message.role}).",
+                "Set chat_template to one that renders it, or remove such turns from the rows.",
             )
 
 
 def _check_tools(conversation: Conversation, text: str) -> None:
-    """Raise UserError if the template has omitted a tool, or a tool call."""
+    """Raise UserError if the rendered text lacks the name of a tool or of a tool call."""
     if not conversation.tools and not any(message.tool_calls for message in conversation.messages):
         return
     functions = json.loads(conversation.tools or "[]")
@@ -309,13 +330,13 @@ def _check_tools(conversation: Conversation, text: str) -> None:
     missing = next((name for name in names if name not in text), None)
     if missing is not None:
         raise UserError(
-            f"{_name(conversation)}: the chat template leaves out the tool {missing}.",
-            "Set chat_template to one that renders `tools` and `tool_calls`, or take a model whose own does.",
+            f"{_location(conversation)}: the chat template omits the tool {missing}.",
+            "Set chat_template to one that renders `tools` and `tool_calls`, or use another model.",
         )
 
 
 def _apply(tokenizer: Any, conversation: Conversation, messages: Messages, prompt: bool = False) -> str:
-    """Render messages of a conversation; ``prompt``: with the beginning of the model's answer."""
+    """Render messages of a conversation with its tools. ``prompt``: append the generation prompt."""
 
     def text(values: list[dict[str, Any]]) -> str:
         rendered: str = tokenizer.apply_chat_template(
@@ -331,7 +352,7 @@ def _apply(tokenizer: Any, conversation: Conversation, messages: Messages, promp
 
 @contextmanager
 def template_limits() -> Iterator[None]:
-    """Limit time and memory of a chat template; raises TimeoutError, or MemoryError with a reason."""
+    """Limit CPU time and memory of a chat template; raises TimeoutError or MemoryError."""
     try:
         with cpu_limit(TEMPLATE_LIMIT_S), memory_limit(TEMPLATE_LIMIT_BYTES):
             yield
@@ -340,10 +361,10 @@ def template_limits() -> Iterator[None]:
 
 
 def checked_length(rendered: str, messages: Sequence[Mapping[str, Any]], tools: str = "") -> str:
-    """Return the rendered text; raises ValueError if the template has made it much longer than the chat."""
-    given = len(tools) + sum(len(str(message)) for message in messages)
-    if len(rendered) > _FREE_CHARS + _MAX_EXPANSION * given:
-        raise ValueError(f"it makes {len(rendered):,} characters of a chat of {given:,}")
+    """Return ``rendered``; raises ValueError if it is much longer than the chat."""
+    chat_chars = len(tools) + sum(len(str(message)) for message in messages)
+    if len(rendered) > _ALWAYS_ALLOWED_CHARS + _MAX_EXPANSION * chat_chars:
+        raise ValueError(f"it makes {len(rendered):,} characters of a chat of {chat_chars:,}")
     return rendered
 
 
@@ -352,25 +373,26 @@ def _with_either_arguments(
     messages: list[dict[str, Any]],
     conversation: Conversation,
 ) -> Rendered:
-    """Render with the arguments of tool calls as objects, or as text if the template refuses objects.
+    """Render with the arguments of tool calls as objects, or as JSON text if that fails.
 
-    Raises UserError if the template refuses both.
+    Raises UserError if both fail.
     """
     try:
         with template_limits():
             return render(messages)
     except Exception as error:  # noqa: BLE001 - a template is a program, which can fail in any way
         calls = [call for message in messages for call in message.get("tool_calls", ())]
-        if any(isinstance(call["function"]["arguments"], dict) for call in calls):  # DeepSeek's take text
+        # Templates of DeepSeek need text
+        if any(isinstance(call["function"]["arguments"], dict) for call in calls):
             return _with_either_arguments(render, _with_text_arguments(messages), conversation)
         raise UserError(
-            f"{_name(conversation)}: the chat template refuses it: {one_line(error).removesuffix('.')}.",
+            f"{_location(conversation)}: the chat template refuses it: {one_line(error).removesuffix('.')}.",
             "Change the row, or set chat_template.",
         ) from None
 
 
 def _with_text_arguments(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Write the arguments of tool calls as JSON text, as OpenAI's API does."""
+    """Convert the arguments of tool calls to JSON text, as in OpenAI's API."""
     converted = copy.deepcopy(messages)
     for message in converted:
         for call in message.get("tool_calls", ()):
@@ -379,72 +401,79 @@ def _with_text_arguments(messages: list[dict[str, Any]]) -> list[dict[str, Any]]
 
 
 def prompt_of(conversation: Conversation, tokenizer: Any) -> tuple[str, str]:
-    """Return the rendered prompt, special tokens included, and its reference: the last answer, or more text.
+    """Return the rendered prompt, with special tokens, and the reference answer.
 
-    The reference is empty for a chat that ends with a question.
+    The reference is the last answer of a chat, empty if the chat ends with a question; for plain text, it is
+    the text after the prompt.
     """
     if conversation.text is None:
-        prompt_conversation = replace(conversation, messages=conversation.asked)
+        prompt_conversation = replace(conversation, messages=conversation.prompt_messages)
         messages = [message.as_template() for message in prompt_conversation.messages]
         prompt = _apply(tokenizer, prompt_conversation, messages, prompt=True)
         _check_contents(prompt_conversation, prompt)
         _check_tools(prompt_conversation, prompt)
-        answered = len(prompt_conversation.messages) < len(conversation.messages)
-        return prompt, conversation.messages[-1].content if answered else ""
-    beginning = beginning_of(conversation.text)
+        has_answer = len(prompt_conversation.messages) < len(conversation.messages)
+        return prompt, conversation.messages[-1].content if has_answer else ""
+    beginning = text_prompt(conversation.text)
     prompt = (tokenizer.bos_token if _adds_bos(tokenizer) else "") + beginning
     return prompt, conversation.text[len(beginning) :][:_REFERENCE_CHARS]
 
 
-def beginning_of(text: str) -> str:
-    """Return the beginning of a text for the model to continue: at most half of it, in full words."""
+def text_prompt(text: str) -> str:
+    """Return the beginning of a text as prompt: whole words, at most half of the text."""
     cut = min(len(text) // 2, _PROMPT_CHARS)
     cut = text.rfind(" ", 0, cut + 1) if " " in text[: cut + 1] else cut
     return text[:cut]
 
 
-def _merged_tokens(conversation: Conversation, first: str, second: str) -> UserError:
+def _merged_tokens_error(conversation: Conversation, first: str, second: str) -> UserError:
+    """Build the error for a token that belongs to two turns. ``first``, ``second``: text around the cut."""
     return UserError(
-        f"{_name(conversation)}: the tokenizer merges the end of one turn and the beginning of the next into "
-        f"one token ({first!r} and {second!r}), so it is unknown whether that counts in the loss.",
+        f"{_location(conversation)}: the tokenizer merges the end of one turn and the beginning of the next "
+        f"into one token ({first!r} and {second!r}), so it is unknown whether that counts in the loss.",
         "Remove white space there: at the beginning of the answer, or at the end of the template's prompt.",
     )
 
 
-class _Ending:
-    """Detects tokens that end a turn."""
+class _TurnEnd:
+    """Detection of the tokens that end a turn, for one tokenizer."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.eos: int | None = tokenizer.eos_token_id
         added_tokens = tokenizer.added_tokens_decoder.items()
         self._ends = {token for token, value in added_tokens if value.special} | {self.eos}
-        self._blank = {ids[0] for ids in _ids(tokenizer, ["\n", "\n\n", " "], special=False) if len(ids) == 1}
+        self._blank = {
+            ids[0] for ids in _token_ids(tokenizer, ["\n", "\n\n", " "], special=False) if len(ids) == 1
+        }
 
     def end_of_turn(self, ids: list[int], first: int, last: int) -> int:
-        """Return ``last``, the end of a turn, without white space after the token that ends the turn."""
+        """Return the end of the turn ``ids[first:last]`` without white space after its end token."""
         end = last
         while end > first and ids[end - 1] in self._blank:
             end -= 1
         return end if end > first and ids[end - 1] in self._ends else last
 
-    def missing(self, ids: list[int]) -> int | None:
-        """Return the EOS token to append; None if the row has an end (or the tokenizer has no EOS)."""
-        return self.eos if self.of(ids) is None else None
+    def eos_to_append(self, ids: list[int]) -> int | None:
+        """Return the EOS token to append; None if the row has an end token, or the tokenizer has no EOS."""
+        return self.eos if self.end_token(ids) is None else None
 
-    def of(self, ids: list[int]) -> int | None:
-        """Return the token that ends the row's last turn, ignoring white space; None if there is none."""
+    def end_token(self, ids: list[int]) -> int | None:
+        """Return the end token of the row's last turn, ignoring white space; None if there is none."""
         last = next((token for token in reversed(ids) if token not in self._blank), None)
         return last if last in self._ends else None
 
 
 def _adds_bos(tokenizer: Any) -> bool:
-    ids = _ids(tokenizer, ["a"], special=True)[0]
+    """Whether the tokenizer puts a begin-of-sequence token before texts."""
+    ids = _token_ids(tokenizer, ["a"], special=True)[0]
     return tokenizer.bos_token_id is not None and ids[:1] == [tokenizer.bos_token_id]
 
 
-def _name(conversation: Conversation) -> str:
+def _location(conversation: Conversation) -> str:
+    """Name a row in messages by its line."""
     return f"Dataset, line {conversation.line}" if conversation.line else "Dataset"
 
 
 def one_line(error: BaseException) -> str:
+    """Return an error's message as one line of at most 300 characters."""
     return " ".join(str(error).split())[:300]

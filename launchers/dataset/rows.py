@@ -1,6 +1,6 @@
-"""Dataset rows of conversations and text: supported forms, and errors for invalid rows.
+"""Dataset rows of conversations and text: parsing of all supported formats, and errors for invalid rows.
 
-Supported forms, one object per row, which may be mixed:
+Supported formats, one object per row, which may be mixed:
 
 * OpenAI: ``{"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}``,
   with ``tools``, ``tool_calls`` and a turn's ``weight`` (0: not trained)
@@ -28,11 +28,11 @@ from typing import Any, Protocol, TypeVar
 from estimator.errors import UserError
 from estimator.names import close_matches
 from estimator.terminal import print
-from launchers.dataset.columns import UnknownColumns, check_present, renamed
+from launchers.dataset.columns import UnknownColumns, check_present, rename_columns
 from launchers.dataset.files import FORMS, BadRow, Rows, open_rows
 from launchers.dataset.progress import Progress
 from launchers.dataset.readable import NOT_UTF_8, conversion_advice
-from launchers.dataset.turns import Fields, Message, chat, decoded, system_of, text_of, tools_of
+from launchers.dataset.turns import Fields, Message, chat, decode_json, system_of, text_of, tools_of
 
 SHOWN_BAD_ROWS = 10
 NO_COLUMNS: Mapping[str, str] = MappingProxyType({})
@@ -42,22 +42,25 @@ Parsed = TypeVar("Parsed")
 
 
 class ImageReader(Protocol):
-    """Reader of the images in rows (launchers.images.attached)."""
+    """Reader of the images in a row (launchers.images.attached)."""
 
     def attach(
         self, messages: Sequence[Message], row: Fields, /
     ) -> tuple[tuple[Message, ...], tuple[bytes, ...]]:
-        """Return the turns with a mark for each image, and the images in that order; raises BadRow."""
+        """Read the images of a row's turns; raises BadRow.
+
+        Returns the turns, with the placeholder turns.IMAGE for each image, and the encoded images in order.
+        """
         ...
 
 
-# For each form: key of the question, keys of an optional addition, keys of the answer
+# Formats of question and answer: key of the question, keys of optional context, keys of the answer
 _PAIRS: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("instruction", ("input", "context"), ("output", "response")),
     ("prompt", (), ("completion", "response")),
 )
-# Keys of the forms that columns are proposed for, in the order of preference
-_NEEDED = (("prompt", "response"), ("messages",), ("text",))
+# Keys of the formats for which a mapping of columns is proposed, in order of preference
+_PROPOSED_KEYS = (("prompt", "response"), ("messages",), ("text",))
 _KNOWN_KEYS = (
     *("messages", "conversations", "text"),
     *("instruction", "input", "context", "output", "response", "prompt", "completion"),
@@ -72,18 +75,18 @@ class Conversation:
     tools: str = ""  # tools available in the chat, as a JSON list
     images: tuple[bytes, ...] = ()  # encoded images, in the order of turns.IMAGE in the messages
     text: str | None = None
-    begins: bool = True  # for text: whether it contains the beginning of its document
-    ends: bool = True  # for text: whether it contains the end of its document
+    begins: bool = True  # for text: whether it includes the beginning of its document
+    ends: bool = True  # for text: whether it includes the end of its document
     line: int = field(default=0, compare=False)  # line of the source file; 0: none
     source: int = field(default=0, compare=False)  # index of the dataset in mixture.names
 
-    def of_source(self, source: int) -> Conversation:
-        """Return a copy that belongs to this dataset of the run."""
+    def with_source(self, source: int) -> Conversation:
+        """Return a copy with ``source`` as the index of its dataset."""
         return replace(self, source=source)
 
     @property
-    def asked(self) -> tuple[Message, ...]:
-        """Turns before a chat's last answer; all turns if it ends with a question."""
+    def prompt_messages(self) -> tuple[Message, ...]:
+        """Turns before the last answer of a chat; all turns if it ends with a question."""
         ends_with_answer = bool(self.messages) and self.messages[-1].role == "assistant"
         return self.messages[:-1] if ends_with_answer else self.messages
 
@@ -91,7 +94,7 @@ class Conversation:
 def read(
     path: Path, columns: Mapping[str, str] = NO_COLUMNS, images: ImageReader | None = None
 ) -> Iterator[Conversation]:
-    """Read the conversations of a file, see :func:`read_as`. ``images``: reads their images, if any."""
+    """Read and check a file of conversations (:func:`read_as`). ``images``: reader of their images."""
     return read_as(path, parse if images is None else partial(parse_with_images, images=images), columns)
 
 
@@ -101,12 +104,21 @@ def read_as(
     columns: Mapping[str, str] = NO_COLUMNS,
     optional_columns: Sequence[str] | None = None,
 ) -> Iterator[Parsed]:
-    """Read and check a file of rows one by one.
+    """Iterate over the parsed rows of a file. Unused keys are reported on standard error after the last row.
 
-    ``parse_row`` parses a decoded row, given its number in the file, and raises BadRow. After the last row
-    raises UserError that lists the bad rows with their numbers, or if the file is empty; unused keys are
-    reported on standard error. ``columns``: names of columns in the file by the supported key (setting
-    ``columns``). ``optional_columns``: the only columns to read.
+    Parameters
+    ----------
+    parse_row:
+        Parser of a decoded row, called with the row and its number in the file; raises BadRow.
+    columns:
+        Supported key -> name of the column in the file (setting ``columns``).
+    optional_columns:
+        The only columns to read; None: all.
+
+    Raises
+    ------
+    UserError
+        After the last row, if the file is empty or has bad rows, which are listed with their numbers.
     """
     yield from read_rows(open_rows(path, optional_columns), parse_row, columns)
 
@@ -117,7 +129,7 @@ def read_rows(
     columns: Mapping[str, str] = NO_COLUMNS,
     forms: str = FORMS,
 ) -> Iterator[Parsed]:
-    """Read and check rows of any kind, like :func:`read_as`. ``forms``: supported forms, for messages."""
+    """Parse opened rows like :func:`read_as`. ``forms``: supported formats, for messages."""
     path = rows.path
     failures = _Failures()
     unused: Counter[str] = Counter()
@@ -133,7 +145,7 @@ def read_rows(
             try:
                 if isinstance(value, BadRow):
                     raise value
-                fields = Fields.of(renamed(value, columns))
+                fields = Fields.of(rename_columns(value, columns))
                 parsed = parse_row(fields, number)
             except BadRow as reason:
                 failures.add(number, reason)
@@ -149,7 +161,7 @@ def read_rows(
     if not total:
         raise UserError(f"Dataset {path} is empty.", f"Use {forms}.")
     if unused:
-        print(_unused(path, unused), file=sys.stderr, flush=True)
+        print(_describe_unused(path, unused), file=sys.stderr, flush=True)
 
 
 def parse(row: Any, line: int = 0) -> Conversation:
@@ -166,7 +178,7 @@ def parse(row: Any, line: int = 0) -> Conversation:
             )
     if row.has("text"):
         return Conversation(text=text_of(row["text"], "`text`"), line=line)
-    raise _mismatch(row)
+    raise _missing_keys(row)
 
 
 def parse_with_images(row: Any, line: int = 0, *, images: ImageReader) -> Conversation:
@@ -181,7 +193,8 @@ def parse_with_images(row: Any, line: int = 0, *, images: ImageReader) -> Conver
 
 
 def _pair(row: Fields, question: str, extra_keys: tuple[str, ...], answer: str) -> tuple[Message, ...]:
-    prompt_value, answer_value = decoded_turns(row[question]), decoded_turns(row[answer])
+    """Parse a row of question and answer, under these keys, to turns."""
+    prompt_value, answer_value = decode_turns(row[question]), decode_turns(row[answer])
     if isinstance(prompt_value, list) or isinstance(answer_value, list):
         turns_of = {
             role: value if isinstance(value, list) else [{"role": role, "content": value}]
@@ -193,7 +206,7 @@ def _pair(row: Fields, question: str, extra_keys: tuple[str, ...], answer: str) 
     if extra:
         prompt += "\n\n" + text_of(row[extra], f"`{extra}`")
     else:
-        # A misspelled `input` would silently omit half of the question
+        # With a misspelled `input`, half of the question would be silently omitted
         misspelled = [
             key for key in row if key not in _KNOWN_KEYS and close_matches(key, extra_keys, cutoff=0.85)
         ]
@@ -204,15 +217,15 @@ def _pair(row: Fields, question: str, extra_keys: tuple[str, ...], answer: str) 
     return (*system_of(row), *history_of(row), *turns)
 
 
-def decoded_turns(value: Any) -> Any:
+def decode_turns(value: Any) -> Any:
     """Decode a list of turns that is stored as JSON text; return other values unchanged."""
-    turns = decoded(value)
+    turns = decode_json(value)
     return turns if isinstance(turns, list) and all(isinstance(turn, dict) for turn in turns) else value
 
 
 def history_of(row: Fields) -> tuple[Message, ...]:
     """Parse a row's ``history``: a list of questions with their answers."""
-    history = decoded(row.get("history") or [])
+    history = decode_json(row.get("history") or [])
     if not isinstance(history, list):
         raise BadRow("`history` is not a list")
     turns: list[Message] = []
@@ -225,8 +238,8 @@ def history_of(row: Fields) -> tuple[Message, ...]:
     return tuple(turns)
 
 
-def _mismatch(row: Fields) -> BadRow:
-    """Describe what an unknown row lacks, by the supported key that it has or nearly has."""
+def _missing_keys(row: Fields) -> BadRow:
+    """Build the error for a row in no supported format: the keys that it lacks, or that are misspelled."""
     if not row:
         return BadRow("an empty object")
     null = next((key for key in _KNOWN_KEYS if key in row and not row.has(key)), None)
@@ -235,31 +248,33 @@ def _mismatch(row: Fields) -> BadRow:
     names = ", ".join(f"`{key}`" for key in list(row)[:6])
     for question, _, answers in _PAIRS:
         if question in row:
-            reason = f"`{question}` without `{'` or `'.join(answers)}`{_meant(answers[0], row)}"
+            reason = f"`{question}` without `{'` or `'.join(answers)}`{_suggestion(answers[0], row)}"
             return UnknownColumns(reason, row, answers[:1])
     for answer, question in (("output", "instruction"), ("response", "prompt"), ("completion", "prompt")):
         if answer in row:
-            suggestion = _meant("instruction", row) or _meant("prompt", row)
+            suggestion = _suggestion("instruction", row) or _suggestion("prompt", row)
             return UnknownColumns(
                 f"`{answer}` without `instruction` or `prompt`{suggestion}", row, [question]
             )
     for key in row:
         similar = close_matches(key, _KNOWN_KEYS, cutoff=0.7)
         if similar:
-            return UnknownColumns(f"unknown key `{key}` (is it `{similar[0]}`?)", row, *_NEEDED)
+            return UnknownColumns(f"unknown key `{key}` (is it `{similar[0]}`?)", row, *_PROPOSED_KEYS)
     return UnknownColumns(
         f"keys {names}: none of `messages`, `instruction` with `output`, `prompt` with `completion`, `text`",
         row,
-        *_NEEDED,
+        *_PROPOSED_KEYS,
     )
 
 
-def _meant(expected: str, row: Fields) -> str:
+def _suggestion(expected: str, row: Fields) -> str:
+    """Return `` (is it `KEY`?)`` if the row has a key similar to ``expected``; empty otherwise."""
     similar = close_matches(expected, [key for key in row if key not in _KNOWN_KEYS])
     return f" (is it `{similar[0]}`?)" if similar else ""
 
 
-def _unused(path: Path, unused: Counter[str]) -> str:
+def _describe_unused(path: Path, unused: Counter[str]) -> str:
+    """List the keys that were not used, with the number of rows that have them."""
     named = [f"`{key}` ({count:,} rows)" for key, count in unused.most_common(_SHOWN_KEYS)]
     if len(unused) > _SHOWN_KEYS:
         named.append(f"and {len(unused) - _SHOWN_KEYS} more")
@@ -267,15 +282,15 @@ def _unused(path: Path, unused: Counter[str]) -> str:
 
 
 class _Failures:
-    """Bad rows of a file: their number, and the reasons of the first ones."""
+    """Bad rows of a file: their count, and the reasons of the first ones."""
 
     def __init__(self) -> None:
         self.count = 0
         self._first: list[tuple[int, str]] = []
-        self._unknown: UnknownColumns | None = None  # reason of all rows so far, if it is the same
+        self._unknown: UnknownColumns | None = None  # reason that all bad rows so far have in common
 
     def add(self, number: int, reason: BadRow) -> None:
-        """Record the reason of one row."""
+        """Record the reason why a row is unusable."""
         if not self.count and isinstance(reason, UnknownColumns):
             self._unknown = reason
         elif str(reason) != str(self._unknown):
@@ -285,7 +300,7 @@ class _Failures:
             self._first.append((number, str(reason)))
 
     def error(self, path: Path, total: int, unit: str) -> UserError:
-        """Make the error that lists the rows; one line for columns that all of them lack."""
+        """Build the error that lists the bad rows; a single line if all of them lack the same columns."""
         number, reason = self._first[0]
         advice = "" if not reason.startswith(NOT_UTF_8) else conversion_advice(path)
         if self._unknown is not None:

@@ -9,7 +9,7 @@ if TYPE_CHECKING:  # takes a tenth of a second to import; the flow's processes n
 
 
 def random_stream(seed: int, purpose: str, number: int = 0) -> np.random.Generator:
-    """Create one random stream per purpose, so that a change to one does not affect the others."""
+    """Create a random generator for one purpose; streams of different purposes are independent."""
     import numpy as np
 
     return np.random.Generator(np.random.PCG64([seed, int.from_bytes(purpose.encode(), "big"), number]))

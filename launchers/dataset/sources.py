@@ -1,7 +1,7 @@
 """Sources of datasets: built-in, a local file or folder, S3, the Hugging Face Hub.
 
-All are fetched as a file, or as a folder written by ``save_to_disk``. ``NAME#SPLIT`` selects a split of a
-folder or of a Hub dataset; the default split is ``train``.
+Every dataset is fetched as a file, or as a folder in the format of ``save_to_disk``. ``NAME#SPLIT`` selects a
+split of a folder or of a Hub dataset; the default split is ``train``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from estimator import remote
 from estimator.errors import UserError
-from estimator.untrusted import files_inside, parse_json, plain_name, read_text
+from estimator.untrusted import list_contained_files, parse_json, plain_name, read_text
 from launchers.dataset import drawn_shapes, files, python_docs, support_tickets
 from launchers.dataset.progress import Progress
 
@@ -24,14 +24,14 @@ _log = logging.getLogger(__name__)
 TICKETS = support_tickets.NAME
 PYTHON_DOCS = "python-docs"
 IMAGES_BUILT_IN = drawn_shapes.BUILT_IN
-BUILT_IN_SPLITS: dict[str, tuple[str, ...]] = {  # by name; need no file and no download
+BUILT_IN_SPLITS: dict[str, tuple[str, ...]] = {  # name of a generated dataset -> its splits
     TICKETS: support_tickets.SPLITS,
     PYTHON_DOCS: ("train",),
     IMAGES_BUILT_IN: ("train",),
 }
 DEFAULT = TICKETS
 Kind = Literal["built-in", "path", "s3", "hub"]
-SUFFIXES = (*files.SUFFIXES, ".txt")  # names with these suffixes are paths, even if the file does not exist
+SUFFIXES = (*files.SUFFIXES, ".txt")  # a name with such a suffix is a path, even if the file is missing
 SPLIT = "train"
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".tar")
 _SPLITS = "dataset_dict.json"  # file in a save_to_disk folder with several splits
@@ -39,7 +39,7 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(:[\w.-]+)?")  # org/name, or o
 
 
 def kind_of(dataset: str) -> Kind:
-    """Return the source that the setting ``dataset`` refers to. An existing file is always a path."""
+    """Return the type of source that a dataset name refers to. The name of an existing file is a path."""
     if dataset.partition("#")[0] in BUILT_IN_SPLITS:
         return "built-in"
     if dataset.startswith("s3://"):
@@ -53,28 +53,28 @@ def kind_of(dataset: str) -> Kind:
 
 
 def split_of(dataset: str) -> tuple[str, str | None]:
-    """Return a dataset's name and the requested split; the name of an existing file is not split."""
+    """Split NAME#SPLIT into name and split (None: not given), unless a file of that name exists."""
     name, _, split = dataset.rpartition("#")
     return (name, split) if name and not Path(dataset).expanduser().exists() else (dataset, None)
 
 
 def fetch(dataset: str, folder: Path) -> Path:
-    """Return the dataset as a local file or folder, fetched into ``folder`` if it is not local.
+    """Return the path of the dataset's file or folder, fetched into ``folder`` unless it is local.
 
-    Hub datasets are converted to JSONL, those with images to a folder of save_to_disk. Raises UserError with
-    the reason if the dataset is unavailable. The rows are not checked, see rows.read.
+    Hub datasets are converted to JSONL; those with images to a folder in the format of save_to_disk. Raises
+    UserError with the reason if the dataset is unavailable. The rows are not checked (see rows.read).
     """
     kind = kind_of(dataset)
     _log.info("Dataset %s: %s", dataset, kind)
     if kind == "built-in":
         return _generated(dataset, folder)
     if kind == "path":
-        return local(dataset)
+        return local_path(dataset)
     return _from_s3(dataset, folder) if kind == "s3" else _from_hub(dataset, folder)
 
 
 def _generated(dataset: str, folder: Path) -> Path:
-    """Write a built-in dataset; UserError if it has no such split."""
+    """Generate a built-in dataset; raises UserError if it has no such split."""
     name, _, split = dataset.partition("#")
     splits = BUILT_IN_SPLITS[name]
     if split and split not in splits:
@@ -91,8 +91,8 @@ def _generated(dataset: str, folder: Path) -> Path:
     return support_tickets.write(folder / f"{name}.jsonl")
 
 
-def local(dataset: str) -> Path:
-    """Return the file of a local dataset, or the folder of its split; UserError if it does not exist."""
+def local_path(dataset: str) -> Path:
+    """Return the path of a local dataset, or of its split; raises UserError if it does not exist."""
     name, split = split_of(dataset)
     path = Path(name).expanduser()
     if not path.exists():
@@ -101,7 +101,7 @@ def local(dataset: str) -> Path:
             f"Use {files.FORMS}; s3://bucket/key, a Hugging Face id (org/name), or {DEFAULT}.",
         )
     if path.is_dir():
-        files_inside(path)
+        list_contained_files(path)
         return _in_folder(path, split)
     if split is not None:
         raise UserError(f"Dataset {path} is a file: it has no split {split}.", f"Use {path}")
@@ -109,7 +109,7 @@ def local(dataset: str) -> Path:
 
 
 def _in_folder(folder: Path, split: str | None) -> Path:
-    """Return a split's folder or file: from save_to_disk, or from files named after splits."""
+    """Return the path of a split in a folder of save_to_disk, or of files named after splits."""
     if files.is_saved(folder):
         if split is not None:
             raise UserError(f"Dataset {folder} is one split: there is no {split} in it.", f"Use {folder}")
@@ -138,11 +138,12 @@ def _in_folder(folder: Path, split: str | None) -> Path:
 
 
 def holds_images(folder: Path) -> bool:
-    """Whether a folder is an image dataset: it contains image files, or tars."""
+    """Whether a folder is an image dataset: it contains image files or tar files."""
     return any(path.suffix.lower() in IMAGE_SUFFIXES for path in folder.iterdir())
 
 
 def _splits(folder: Path) -> list[str]:
+    """Read the names of the splits in a save_to_disk folder; raises UserError."""
     try:
         names = parse_json(read_text(folder / _SPLITS))["splits"]
         return [plain_name(name) for name in names]
@@ -151,6 +152,7 @@ def _splits(folder: Path) -> list[str]:
 
 
 def _from_s3(url: str, folder: Path) -> Path:
+    """Download a file from S3 into ``folder``; raises UserError."""
     bucket, key = remote.s3_location(url)
     target = folder / Path(key).name
     client = remote.s3_client()
@@ -160,13 +162,14 @@ def _from_s3(url: str, folder: Path) -> Path:
 
 
 def _from_hub(dataset: str, folder: Path) -> Path:
+    """Download a Hub dataset, and convert it to a file or folder in ``folder``; raises UserError."""
     full_name, split = split_of(dataset)
     name, _, configuration = full_name.partition(":")
     rows = _load_from_hub(name, configuration or None, split or SPLIT)
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / (re.sub(r"[/:#]", "--", dataset) + ".jsonl")
-    if _has_files(rows):
-        return _saved(rows, target.with_suffix(".saved"))
+    if _has_media(rows):
+        return _save(rows, target.with_suffix(".saved"))
     temporary = target.with_name(target.name + ".part")
     progress = Progress(f"reading {dataset}", len(rows))
     try:
@@ -180,15 +183,15 @@ def _from_hub(dataset: str, folder: Path) -> Path:
     return target
 
 
-def _has_files(rows: Any) -> bool:
-    """Whether rows have images, which JSON cannot hold."""
+def _has_media(rows: Any) -> bool:
+    """Whether rows contain images or other media, which JSON cannot represent."""
     from datasets.features.features import require_decoding
 
     return any(require_decoding(feature) for feature in rows.features.values())
 
 
-def _saved(rows: Any, target: Path) -> Path:
-    """Save rows by save_to_disk, which stores encoded images among them; return the folder."""
+def _save(rows: Any, target: Path) -> Path:
+    """Save rows atomically with save_to_disk, which stores images encoded; return the folder."""
     temporary = target.with_name(target.name + ".part")
     try:
         rows.save_to_disk(str(temporary))
@@ -200,6 +203,7 @@ def _saved(rows: Any, target: Path) -> Path:
 
 
 def _load_from_hub(name: str, configuration: str | None, split: str) -> Any:
+    """Load a split with ``datasets.load_dataset``; raises UserError."""
     try:
         import datasets
     except ImportError:

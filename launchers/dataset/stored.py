@@ -1,8 +1,8 @@
-"""Validated rows on disk: written one by one, read by index, never all in memory.
+"""Validated rows on disk, written one by one and read by index, so that they are never all in memory.
 
 Contents of the folder::
 
-    rows.jsonl      one row per line, in a short form (:func:`encode`)
+    rows.jsonl      one row per line, in a compact encoding (:func:`encode`)
     offsets.npy     int64 [rows + 1], start of each line
     sources.npy     int32 [rows], index of the row's dataset in the run
     characters.npy  int64 [rows], length of a plain text (0 for a chat)
@@ -35,7 +35,7 @@ _BUFFER = 1 << 20
 
 
 class Writer:
-    """Writer of a folder of rows; info.json is written last, so a folder without it is incomplete."""
+    """Writer of a folder of rows. info.json is written last; without it the folder is incomplete."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -43,7 +43,7 @@ class Writer:
         (folder / _INFO).unlink(missing_ok=True)
         self._file = (folder / _ROWS).open("wb", buffering=_BUFFER)
         self._digest = hashlib.sha256()
-        self._offsets, self._sources, self._characters = array("q", [0]), array("i"), array("q")
+        self._offsets, self._sources, self._text_lengths = array("q", [0]), array("i"), array("q")
 
     def __enter__(self) -> Writer:
         return self
@@ -63,14 +63,14 @@ class Writer:
         self._digest.update(line)
         self._offsets.append(self._offsets[-1] + len(line))
         self._sources.append(row.source)
-        self._characters.append(_characters(row))
+        self._text_lengths.append(_text_length(row))
 
     def _write_index(self) -> None:
         import numpy as np
 
         np.save(self._folder / "offsets.npy", np.frombuffer(self._offsets, dtype=np.int64))
         np.save(self._folder / "sources.npy", np.frombuffer(self._sources, dtype=np.int32))
-        np.save(self._folder / "characters.npy", np.frombuffer(self._characters, dtype=np.int64))
+        np.save(self._folder / "characters.npy", np.frombuffer(self._text_lengths, dtype=np.int64))
         (self._folder / _INFO).write_text(json.dumps({"fingerprint": self._digest.hexdigest()}))
 
 
@@ -94,15 +94,15 @@ class StoredRows(Sequence[Sample]):
         return len(self.sources)
 
     @overload
-    def __getitem__(self, place: int) -> Sample: ...
+    def __getitem__(self, index: int) -> Sample: ...
     @overload
-    def __getitem__(self, place: slice) -> Sequence[Sample]: ...
-    def __getitem__(self, place: int | slice) -> Sample | Sequence[Sample]:
-        if isinstance(place, slice):
-            return [self[index] for index in range(*place.indices(len(self)))]
-        if not -len(self) <= place < len(self):
-            raise IndexError(place)
-        first, last = self.offsets[place % len(self)], self.offsets[place % len(self) + 1]
+    def __getitem__(self, index: slice) -> Sequence[Sample]: ...
+    def __getitem__(self, index: int | slice) -> Sample | Sequence[Sample]:
+        if isinstance(index, slice):
+            return [self[row] for row in range(*index.indices(len(self)))]
+        if not -len(self) <= index < len(self):
+            raise IndexError(index)
+        first, last = self.offsets[index % len(self)], self.offsets[index % len(self) + 1]
         self._file.seek(int(first))
         return decode(self._file.read(int(last - first)))
 
@@ -110,82 +110,85 @@ class StoredRows(Sequence[Sample]):
 class Selected(Sequence[Sample]):
     """Selection of rows in any order; each row is read when it is accessed.
 
-    ``places``: indices of the rows. ``replaced``: replacements by index in ``rows``.
+    ``indices``: selected rows, as indices into ``rows``. ``replacements``: index -> row to use instead.
     """
 
     def __init__(
         self,
         rows: Sequence[Sample],
-        places: NDArray[np.integer],
-        replaced: Mapping[int, Sample] | None = None,
+        indices: NDArray[np.integer],
+        replacements: Mapping[int, Sample] | None = None,
     ) -> None:
-        self.replaced = dict(replaced or {})
+        self.replacements = dict(replacements or {})
         if isinstance(rows, Selected):
-            self.replaced = {int(rows.places[place]): row for place, row in self.replaced.items()}
-            self.replaced = rows.replaced | self.replaced
-            places = rows.places[places]
+            self.replacements = {int(rows.indices[index]): row for index, row in self.replacements.items()}
+            self.replacements = rows.replacements | self.replacements
+            indices = rows.indices[indices]
         self.rows: Sequence[Sample] = rows.rows if isinstance(rows, Selected) else rows
-        self.places: NDArray[np.integer] = places
+        self.indices: NDArray[np.integer] = indices
 
     def __len__(self) -> int:
-        return len(self.places)
+        return len(self.indices)
 
     @overload
-    def __getitem__(self, place: int) -> Sample: ...
+    def __getitem__(self, index: int) -> Sample: ...
     @overload
-    def __getitem__(self, place: slice) -> Sequence[Sample]: ...
-    def __getitem__(self, place: int | slice) -> Sample | Sequence[Sample]:
-        if isinstance(place, slice):
-            return Selected(self.rows, self.places[place], self.replaced)
-        index = int(self.places[place])
-        return self.replaced[index] if index in self.replaced else self.rows[index]
+    def __getitem__(self, index: slice) -> Sequence[Sample]: ...
+    def __getitem__(self, index: int | slice) -> Sample | Sequence[Sample]:
+        if isinstance(index, slice):
+            return Selected(self.rows, self.indices[index], self.replacements)
+        row = int(self.indices[index])
+        return self.replacements[row] if row in self.replacements else self.rows[row]
 
 
 def sources_of(rows: Sequence[Sample]) -> NDArray[np.int32]:
-    """Return [rows]: index of each row's dataset in the run."""
+    """Return the index of each row's dataset in the run: [rows]."""
     import numpy as np
 
     if isinstance(rows, StoredRows):
         return rows.sources
     if isinstance(rows, Selected):
-        sources: NDArray[np.int32] = sources_of(rows.rows)[rows.places]
+        sources: NDArray[np.int32] = sources_of(rows.rows)[rows.indices]
         return sources
     return np.array([row.source for row in rows], dtype=np.int32)
 
 
 def characters_of(rows: Sequence[Sample]) -> NDArray[np.int64]:
-    """Return [rows]: length of each row's plain text."""
+    """Return the length of each row's plain text, 0 for chats: [rows]."""
     import numpy as np
 
     if isinstance(rows, StoredRows):
         return rows.characters
-    if isinstance(rows, Selected) and not rows.replaced:
-        characters: NDArray[np.int64] = characters_of(rows.rows)[rows.places]
+    if isinstance(rows, Selected) and not rows.replacements:
+        characters: NDArray[np.int64] = characters_of(rows.rows)[rows.indices]
         return characters
-    return np.array([_characters(row) for row in rows], dtype=np.int64)
+    return np.array([_text_length(row) for row in rows], dtype=np.int64)
 
 
-def joined(parts: Sequence[Selected]) -> Selected:
-    """Concatenate selections of the same rows. Replacements of the same row must be equal."""
+def concatenate(parts: Sequence[Selected]) -> Selected:
+    """Concatenate selections of the same rows, with equal replacements if they have a row in common."""
     import numpy as np
 
-    replaced = {place: row for part in parts for place, row in part.replaced.items()}
-    return Selected(parts[0].rows, np.concatenate([part.places for part in parts]), replaced)
+    replacements = {index: row for part in parts for index, row in part.replacements.items()}
+    return Selected(parts[0].rows, np.concatenate([part.indices for part in parts]), replacements)
 
 
-def _characters(row: Sample) -> int:
+def _text_length(row: Sample) -> int:
     return len(row.text) if isinstance(row, Conversation) and row.text is not None else 0
 
 
-# One row as JSON, with lists for values identified by order, and without empty values
+# Compact JSON of one row: lists instead of objects with fixed keys, no empty values
 
 
 def encode(row: Sample) -> bytes:
     """Encode a row as one line of JSON, without the line break."""
     if isinstance(row, Pair):
-        value: Any = {"chosen": _values(row.chosen), "rejected": _values(row.rejected)}
+        value: Any = {
+            "chosen": _encode_conversation(row.chosen),
+            "rejected": _encode_conversation(row.rejected),
+        }
     elif isinstance(row, Judged):
-        value = {"judged": _values(row.conversation), "good": row.desirable}
+        value = {"judged": _encode_conversation(row.conversation), "good": row.desirable}
     elif isinstance(row, Picture):
         image = base64.b64encode(row.image).decode()
         value = {
@@ -195,7 +198,7 @@ def encode(row: Sample) -> bytes:
             "image": image,
         }
     else:
-        value = _values(row)
+        value = _encode_conversation(row)
     return json.dumps(value, separators=(",", ":")).encode()
 
 
@@ -203,13 +206,15 @@ def decode(line: bytes) -> Sample:
     """Decode a line written by :func:`encode`."""
     value = json.loads(line)
     if "chosen" in value:
-        return Pair(chosen=_conversation(value["chosen"]), rejected=_conversation(value["rejected"]))
+        return Pair(
+            chosen=_decode_conversation(value["chosen"]), rejected=_decode_conversation(value["rejected"])
+        )
     if "judged" in value:
-        return Judged(conversation=_conversation(value["judged"]), desirable=value["good"])
-    return _picture(value) if "caption" in value else _conversation(value)
+        return Judged(conversation=_decode_conversation(value["judged"]), desirable=value["good"])
+    return _decode_picture(value) if "caption" in value else _decode_conversation(value)
 
 
-def _picture(value: dict[str, Any]) -> Picture:
+def _decode_picture(value: dict[str, Any]) -> Picture:
     line, source = value["at"]
     width, height = value["size"]
     image = base64.b64decode(value["image"])
@@ -218,14 +223,14 @@ def _picture(value: dict[str, Any]) -> Picture:
     )
 
 
-def _values(conversation: Conversation) -> dict[str, Any]:
+def _encode_conversation(conversation: Conversation) -> dict[str, Any]:
     value: dict[str, Any] = {"at": [conversation.line, conversation.source]}
     if conversation.text is not None:
         value["text"] = conversation.text
         if not (conversation.begins and conversation.ends):
             value["part"] = [conversation.begins, conversation.ends]
     else:
-        value["messages"] = [_turn(message) for message in conversation.messages]
+        value["messages"] = [_encode_turn(message) for message in conversation.messages]
         if conversation.tools:
             value["tools"] = conversation.tools
         if conversation.images:
@@ -233,8 +238,8 @@ def _values(conversation: Conversation) -> dict[str, Any]:
     return value
 
 
-def _turn(message: Message) -> list[Any]:
-    """Encode a turn as role and content, with further fields if it has any."""
+def _encode_turn(message: Message) -> list[Any]:
+    """Encode a turn as [role, content], with its other fields as a third item if it has any."""
     optional: dict[str, Any] = {} if message.trained else {"trained": False}
     for name in ("tool_calls", "name", "tool_call_id", "reasoning"):
         if value := getattr(message, name):
@@ -242,7 +247,7 @@ def _turn(message: Message) -> list[Any]:
     return [message.role, message.content, optional] if optional else [message.role, message.content]
 
 
-def _conversation(value: dict[str, Any]) -> Conversation:
+def _decode_conversation(value: dict[str, Any]) -> Conversation:
     line, source = value["at"]
     messages = tuple(
         Message(role=role, content=content, **(options[0] if options else {}))
@@ -259,11 +264,3 @@ def _conversation(value: dict[str, Any]) -> Conversation:
         line=line,
         source=source,
     )
-
-
-def copied(rows: Sequence[Sample], folder: Path) -> StoredRows:
-    """Write rows of any kind to a folder."""
-    with Writer(folder) as writer:
-        for row in rows:
-            writer.add(row)
-    return StoredRows(folder)

@@ -1,8 +1,8 @@
-"""Support messages, each with the JSON record a help desk extracts from it: the default dataset.
+"""Built-in default dataset: support messages, each with the JSON record that a help desk extracts from it.
 
-The rows are generated from phrases, with nothing to download, and are small enough that a model of 5 million
-random parameters learns the task in about a minute on a CPU. They depend on this file alone: the generator is
-seeded, and it draws with ``Random.random()``, which returns the same values in every version of Python.
+The rows are generated from phrases, without a download, and are so small that a model of 5 million random
+parameters learns the task in about a minute on a CPU. They depend only on this file: the generator is seeded
+and uses only ``Random.random()``, which returns the same values in every version of Python.
 
 The dataset has two splits. ``train`` never contains a message of ``test``. Every second row of ``test`` also
 describes its problem in a wording that no row of ``train`` contains.
@@ -221,13 +221,13 @@ class Ticket:
 
     @property
     def record(self) -> str:
-        """The expected answer, as JSON without spaces: fewer tokens are learned in fewer steps."""
+        """Expected answer: JSON without spaces, because fewer tokens are learned in fewer steps."""
         values = {"area": self.area, "product": self.product, "urgent": self.urgent}
         return json.dumps(values, separators=(",", ":"))
 
 
 def tickets(split: Split) -> list[Ticket]:
-    """Generate all tickets of a split. No message occurs twice, in either split."""
+    """Generate all tickets of a split. No message occurs twice, within a split or in both."""
     generator = random.Random(1)
     tickets: dict[str, Ticket] = {}
     while len(tickets) < ROWS["test"]:
@@ -243,7 +243,7 @@ def tickets(split: Split) -> list[Ticket]:
 
 
 def write(path: Path, split: Split = "train") -> Path:
-    """Write a split as JSONL of chat messages."""
+    """Write a split as JSONL of chat messages, and return the path."""
     return write_rows(
         path,
         (

@@ -4,9 +4,9 @@
 * ``.txt``: the whole file is one document
 * ``.parquet``: column ``text``, one document per row
 
-A document of more than :data:`SECTION` characters is divided into several rows, its sections, so that it is
-never in memory completely: only the first section starts with the token that begins a text, only the last
-ends with its end token.
+A document of more than :data:`SECTION` characters becomes several rows (sections), so that it is never in
+memory completely. Only the first section gets the begin-of-sequence token, and only the last one the
+end-of-sequence token.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from launchers.dataset.turns import Fields, text_of
 COLUMN = "text"
 SECTION = 1 << 20  # maximum number of characters of a document in one row
 _BLOCK = 1 << 18  # bytes of a text file read at a time
-_BREAK = re.compile(r"(?<=\w)\s(?=\w)")  # position between words, where tokenizers split anyway
-_BREAK_WINDOW = 4096  # number of characters before a section's end searched for a break
+_BREAK = re.compile(r"(?<=\w)\s(?=\w)")  # boundary between words, where tokenizers split too
+_BREAK_WINDOW = 4096  # characters before the maximum length of a section that are searched for a break
 
 
 def is_text_file(path: Path) -> bool:
-    """Whether a file can contain only plain text, by its name."""
+    """Whether a file is plain text, by its suffix."""
     return path.suffix.lower() == ".txt"
 
 
@@ -58,7 +58,7 @@ def parse(row: Any, line: int = 0) -> Conversation:
 
 
 def from_conversations(conversations: Iterable[Conversation]) -> Iterator[Conversation]:
-    """Convert chats to plain text: the turns, separated by blank lines."""
+    """Convert chats to plain text: their turns, separated by blank lines."""
     for row in conversations:
         text = "\n\n".join(message.content for message in row.messages) if row.text is None else row.text
         yield Conversation(text=text, line=row.line)
@@ -67,54 +67,58 @@ def from_conversations(conversations: Iterable[Conversation]) -> Iterator[Conver
 def hold_out(
     documents: Sequence[Sample], characters: int, order: Sequence[int], max_held_out: int
 ) -> tuple[Selected, Selected]:
-    """Return the documents to train on, and held-out documents with about this many characters.
+    """Split documents into training documents and held-out documents of about ``characters`` characters.
 
-    Complete documents, at most ``max_held_out``, are held out in ``order`` (indices) as far as they fit; if
-    these are less than half of the target, the end of the longest remaining document is held out too.
+    Complete documents are held out in ``order`` (indices) as far as they fit, at most ``max_held_out``. If
+    their text is less than half of ``characters``, the end of the longest other document is held out too.
     """
     import numpy as np
 
     lengths = characters_of(documents)
     selected: list[int] = []
-    missing = characters
+    characters_left = characters
     for index in order:
-        if missing <= 0 or len(selected) == max_held_out:
+        if characters_left <= 0 or len(selected) == max_held_out:
             break
-        if lengths[index] <= missing:
+        if lengths[index] <= characters_left:
             selected.append(index)
-            missing -= int(lengths[index])
+            characters_left -= int(lengths[index])
     remaining = np.delete(np.arange(len(documents)), selected)
-    train: dict[int, Sample] = {}
-    end: dict[int, Sample] = {}
-    if missing > characters / 2 and len(selected) < max_held_out:
+    training_start: dict[int, Sample] = {}
+    held_out_end: dict[int, Sample] = {}
+    if characters_left > characters / 2 and len(selected) < max_held_out:
         longest = int(remaining[np.argmax(lengths[remaining])])
         document = documents[longest]
-        cut = _cut(document, missing) if isinstance(document, Conversation) else None
+        cut = _split_off_end(document, characters_left) if isinstance(document, Conversation) else None
         if cut is not None:
-            train[longest], end[longest] = cut
+            training_start[longest], held_out_end[longest] = cut
             selected.append(longest)
-    return Selected(documents, remaining, train), Selected(documents, np.array(selected, dtype=np.int64), end)
+    return Selected(documents, remaining, training_start), Selected(
+        documents, np.array(selected, dtype=np.int64), held_out_end
+    )
 
 
-def _cut(document: Conversation, characters: int) -> tuple[Conversation, Conversation] | None:
-    """Split off the end of a document: this many characters, at most half of it.
+def _split_off_end(document: Conversation, characters: int) -> tuple[Conversation, Conversation] | None:
+    """Split a document so that the second part has about ``characters`` characters, at most half of it.
 
-    Splits at the next white space, if there is any. Returns None if a part would be empty.
+    Splits at white space if there is any. Returns None if a part would be empty.
     """
     text = document.text or ""
-    place = len(text) - min(characters, len(text) // 2)
-    space = re.compile(r"\s").search(text, place)
-    head, end = (text[:place], text[place:]) if space is None else (text[: space.end()], text[space.end() :])
+    position = len(text) - min(characters, len(text) // 2)
+    space = re.compile(r"\s").search(text, position)
+    head, end = (
+        (text[:position], text[position:]) if space is None else (text[: space.end()], text[space.end() :])
+    )
     if not head.strip() or not end.strip():
         return None
     return replace(document, text=head), replace(document, text=end)
 
 
 def piece_lengths(length: int, longest: int) -> list[int]:
-    """Return the lengths of a document's consecutive pieces, in tokens, each at most ``longest``.
+    """Return the lengths of consecutive pieces of a document of ``length`` tokens, each at most ``longest``.
 
-    A last piece of one token would have no label, because nothing predicts it; it takes another token from
-    the piece before.
+    A last piece of one token would have no label, because nothing predicts its first token; therefore the
+    piece before it is one token shorter.
     """
     full_pieces, remainder = divmod(length, longest)
     sizes = [longest] * full_pieces + [remainder] * (remainder > 0)
@@ -124,7 +128,7 @@ def piece_lengths(length: int, longest: int) -> list[int]:
 
 
 def _sections(pieces: Iterable[str], line: int = 0) -> Iterator[Conversation]:
-    """Convert a document that is read in pieces to rows of at most :data:`SECTION` characters."""
+    """Convert a document, given in pieces of text, to rows of at most :data:`SECTION` characters."""
     buffer, is_first = "", True
     for piece in pieces:
         text, first = buffer + piece, 0
@@ -139,9 +143,9 @@ def _sections(pieces: Iterable[str], line: int = 0) -> Iterator[Conversation]:
 
 
 def _text_of_file(path: Path) -> Iterator[str]:
-    """Iterate over the text of a file in pieces; UserError if it is not UTF-8, or blank."""
+    """Iterate over the text of a file in pieces; raises UserError if it is not UTF-8, or blank."""
     decoder = codecs.getincrementaldecoder("utf-8")()
-    bytes_read, blank, first = 0, True, True
+    bytes_read, blank, at_start = 0, True, True
     try:
         with path.open("rb") as file:
             while True:
@@ -150,9 +154,9 @@ def _text_of_file(path: Path) -> Iterator[str]:
                     check_readable(path, block)
                 partial_bytes = len(decoder.getstate()[0])  # bytes of an incomplete character
                 text = decoder.decode(block, final=not block)
-                if first:
+                if at_start:
                     text = text.removeprefix("\ufeff")
-                blank, first = blank and not text.strip(), False
+                blank, at_start = blank and not text.strip(), False
                 yield text
                 if not block:
                     break
@@ -160,7 +164,9 @@ def _text_of_file(path: Path) -> Iterator[str]:
     except OSError as error:
         raise UserError(f"Dataset {path} cannot be read: {error.strerror}.") from None
     except UnicodeDecodeError as error:
-        place = bytes_read - partial_bytes + error.start + 1
-        raise UserError(f"Dataset {path} is not UTF-8 (byte {place:,}).", conversion_advice(path)) from None
+        position = bytes_read - partial_bytes + error.start + 1
+        raise UserError(
+            f"Dataset {path} is not UTF-8 (byte {position:,}).", conversion_advice(path)
+        ) from None
     if blank:
         raise UserError(f"Dataset {path} is empty.", "Use a text file that is not blank.")

@@ -1,4 +1,4 @@
-"""Turns of a chat: supported messages in OpenAI's and ShareGPT's form, and errors for invalid ones."""
+"""Turns of a chat: parsing of messages in OpenAI's and ShareGPT's formats, and errors for invalid ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ROLES: dict[str, Role] = {
     "gpt": "assistant",
     "chatgpt": "assistant",
     "model": "assistant",
-    "function_call": "assistant",  # ShareGPT: its text is the call
+    "function_call": "assistant",  # ShareGPT: the content is the tool call
     "tool": "tool",
     "function": "tool",
     "observation": "tool",
@@ -30,24 +30,24 @@ _REASONING = ("reasoning_content", "reasoning", "thinking")
 _USED = {"role", "content", "from", "value", "weight", "name", "tool_call_id", *_CALLS, *_REASONING}
 _EMPTY: tuple[Any, ...] = (None, "", [], {})
 IMAGE_PARTS = ("image_url", "image", "input_image")  # types of content parts
-IMAGE_KEYS = ("image_url", "image", "url", "path", "bytes", "base64")  # where a part has its image
-IMAGE = "\ufffc"  # place of an image in a turn's content: Unicode's object replacement character
+IMAGE_KEYS = ("image_url", "image", "url", "path", "bytes", "base64")  # keys of a part's image
+IMAGE = "\ufffc"  # placeholder of an image in a turn: Unicode's object replacement character
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Message:
-    """One turn. Tool calls are JSON in the form of chat templates: a list of functions with arguments."""
+    """One turn. ``tool_calls``: list of functions with arguments, as JSON in the format of chat templates."""
 
     role: Role
-    content: str  # with :data:`IMAGE` for each image
+    content: str  # with the placeholder :data:`IMAGE` for each image
     trained: bool = True  # for assistant turns: whether the turn counts in the loss (OpenAI's ``weight``)
     tool_calls: str = ""
     name: str = ""  # name of the responding tool
     tool_call_id: str = ""
-    reasoning: str = ""  # reasoning before the answer, if it is separate from the content
+    reasoning: str = ""  # reasoning before the answer, unless it is part of the content
 
     def as_template(self) -> dict[str, Any]:
-        """Convert to the form that chat templates expect."""
+        """Convert to the format that chat templates expect."""
         values: dict[str, Any] = {"role": self.role, "content": self.content}
         if self.tool_calls:
             values["tool_calls"] = json.loads(self.tool_calls)
@@ -61,17 +61,17 @@ class Message:
 
 
 class Fields(dict[str, Any]):
-    """A decoded row that records which of its keys were read."""
+    """Decoded row that records which of its keys were read, to report the others as unused."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         super().__init__(values)
-        self.parts: list[Any] | None = None  # images of the messages' parts; None: images are not read
+        self.parts: list[Any] | None = None  # receives references of images; None: images are not read
         self._used: set[str] = set()
         self._unused: set[str] = set()
 
     @classmethod
     def of(cls, row: Any) -> Fields:
-        """Convert a decoded row, which must be an object; raises BadRow."""
+        """Convert a decoded row; raises BadRow unless it is an object."""
         if isinstance(row, Fields):
             return row
         if isinstance(row, list):
@@ -90,7 +90,7 @@ class Fields(dict[str, Any]):
         return super().get(name, default)
 
     def has(self, name: str) -> bool:
-        """Whether the key has a value, without recording it as read."""
+        """Whether the key has a value other than None; does not record it as read."""
         return super().get(name) is not None
 
     def first(self, names: Sequence[str]) -> str | None:
@@ -98,7 +98,7 @@ class Fields(dict[str, Any]):
         return next((name for name in names if self.has(name)), None)
 
     def mark_unused(self, name: str) -> None:
-        """Record a key, of any depth, as unused."""
+        """Record a key of a nested object as unused."""
         self._unused.add(name)
 
     @property
@@ -109,12 +109,15 @@ class Fields(dict[str, Any]):
 
 
 def chat(values: Any, name: str, row: Fields, *, ends_with: Role = "assistant") -> tuple[Message, ...]:
-    """Parse a list of objects to turns, in order; raises BadRow. ``name``: the list's key in the row."""
-    values = decoded(values)
+    """Parse a list of messages; raises BadRow. ``name``: the list's key in ``row``, for error messages.
+
+    The row's ``system`` is put first if the list has no system turn. ``ends_with``: required last role.
+    """
+    values = decode_json(values)
     if not isinstance(values, list):
         raise BadRow(f"`{name}` is not a list")
-    keys = keys_of(values)
-    messages = [_turn(value, f"{name}[{place}]", keys, row) for place, value in enumerate(values)]
+    keys = role_and_content_keys(values)
+    messages = [_parse_turn(value, f"{name}[{index}]", keys, row) for index, value in enumerate(values)]
     if messages and messages[0].role != "system" and name in ("messages", "conversations"):
         messages = [*system_of(row), *messages]
     _check_order(messages, ends_with)
@@ -123,29 +126,29 @@ def chat(values: Any, name: str, row: Fields, *, ends_with: Role = "assistant") 
     return tuple(messages)
 
 
-def keys_of(messages: list[Any]) -> tuple[str, str]:
-    """Return the keys of role and content in a list of turns: OpenAI's names, or ShareGPT's."""
+def role_and_content_keys(messages: list[Any]) -> tuple[str, str]:
+    """Return the keys of role and content in a list of messages: OpenAI's or ShareGPT's."""
     first = messages[0] if messages else None
     return ("from", "value") if isinstance(first, dict) and "role" not in first else ("role", "content")
 
 
 def ends_with_question(values: Any) -> bool:
-    """Whether the assistant must answer the last turn of a list."""
-    values = decoded(values)
+    """Whether a list of messages ends with a turn that the assistant must answer."""
+    values = decode_json(values)
     last = values[-1] if isinstance(values, list) and values else None
-    role = last.get(keys_of(values)[0]) if isinstance(last, dict) else None
+    role = last.get(role_and_content_keys(values)[0]) if isinstance(last, dict) else None
     return isinstance(role, str) and _ROLES.get(role) in ("user", "tool")
 
 
 def system_of(row: Fields) -> tuple[Message, ...]:
-    """Return the turn for a row's ``system``, if it has one."""
+    """Return the system turn of a row with ``system``; an empty tuple without."""
     if not row.get("system"):
         return ()
     return (Message(role="system", content=text_of(row["system"], "`system`")),)
 
 
-def decoded(value: Any) -> Any:
-    """Decode a list or object stored as JSON text, as in a table's column; return other values unchanged."""
+def decode_json(value: Any) -> Any:
+    """Decode a list or object that is stored as JSON text, as in CSV; return other values unchanged."""
     if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
         try:
             return json.loads(value)
@@ -154,7 +157,8 @@ def decoded(value: Any) -> Any:
     return value
 
 
-def _turn(value: Any, location: str, keys: tuple[str, str], row: Fields) -> Message:
+def _parse_turn(value: Any, location: str, keys: tuple[str, str], row: Fields) -> Message:
+    """Parse one message; raises BadRow. ``keys``: keys of role and content. ``location``: for errors."""
     if not isinstance(value, dict):
         raise BadRow(f"{location} is not an object")
     role_key, content_key = keys
@@ -170,19 +174,19 @@ def _turn(value: Any, location: str, keys: tuple[str, str], row: Fields) -> Mess
     for key in value.keys() - _USED:
         if value[key] not in _EMPTY:
             row.mark_unused(f"{location.partition('[')[0]}[].{key}")
-    content = joined_parts(value.get(content_key), location, row.parts)
+    content = join_parts(value.get(content_key), location, row.parts)
     if role_name == "function_call":
-        return Message(role=role, content="", tool_calls=_calls([decoded(content)], location))
+        return Message(role=role, content="", tool_calls=_convert_calls([decode_json(content)], location))
     reasoning = next((str(value[key]) for key in _REASONING if value.get(key) not in _EMPTY), "")
     if calls and role != "assistant":
-        raise BadRow(f"{location} has `{calls}`, but is no turn of the assistant")
+        raise BadRow(f"{location} has `{calls}`, but is not a turn of the assistant")
     if calls:
-        raw_calls = decoded(value[calls])
+        raw_calls = decode_json(value[calls])
         return Message(
             role=role,
             content="" if content in _EMPTY else text_of(content, location),
             trained=_trained(value, location),
-            tool_calls=_calls(raw_calls if calls == "tool_calls" else [raw_calls], location),
+            tool_calls=_convert_calls(raw_calls if calls == "tool_calls" else [raw_calls], location),
             reasoning=reasoning,
         )
     if role != "tool":
@@ -198,14 +202,15 @@ def _turn(value: Any, location: str, keys: tuple[str, str], row: Fields) -> Mess
 
 
 def _trained(value: dict[str, Any], location: str) -> bool:
+    """Whether a turn counts in the loss, by its ``weight``; raises BadRow for a value other than 0 or 1."""
     weight = value.get("weight")
     if weight is not None and (isinstance(weight, str) or weight not in (0, 1)):
         raise BadRow(f"{location} has the weight {json.dumps(weight)[:20]}; a turn's is 0 (not trained) or 1")
     return weight is None or bool(weight)
 
 
-def _calls(calls: Any, location: str) -> str:
-    """Convert tool calls to the form of chat templates, as JSON; raises BadRow."""
+def _convert_calls(calls: Any, location: str) -> str:
+    """Convert tool calls to the format of chat templates, as JSON; raises BadRow."""
     if not isinstance(calls, list):
         raise BadRow(f"{location}: `tool_calls` is not a list")
     converted = []
@@ -213,42 +218,43 @@ def _calls(calls: Any, location: str) -> str:
         function = call.get("function", call) if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise BadRow(f"{location} has a tool call without a function's name")
-        arguments = decoded(function.get("arguments") or {})
+        arguments = decode_json(function.get("arguments") or {})
         if not isinstance(arguments, dict):
             raise BadRow(f"{location}: the arguments of {function['name']} are not a JSON object")
         values: dict[str, Any] = {"type": "function"}
         if call.get("id"):
             values["id"] = call["id"]
-        values["function"] = {"name": function["name"], "arguments": without_nulls(arguments)}
+        values["function"] = {"name": function["name"], "arguments": remove_nulls(arguments)}
         converted.append(values)
     return json.dumps(converted, ensure_ascii=False)
 
 
 def tools_of(row: Fields) -> str:
-    """Convert the tools available in a chat to the form of chat templates, as a JSON list; empty: none."""
+    """Convert the tools available in a chat to the format of chat templates, as JSON; empty without tools."""
     name = row.first(("tools", "functions"))
-    tools = decoded(row[name]) if name else None
+    tools = decode_json(row[name]) if name else None
     if tools in _EMPTY:
         return ""
     if not isinstance(tools, list):
         raise BadRow(f"`{name}` is not a list")
     converted = []
-    for place, tool in enumerate(tools):
+    for index, tool in enumerate(tools):
         function = tool.get("function", tool) if isinstance(tool, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise BadRow(f"{name}[{place}] has no function's name")
-        converted.append({"type": "function", "function": without_nulls(function)})
+            raise BadRow(f"{name}[{index}] has no function's name")
+        converted.append({"type": "function", "function": remove_nulls(function)})
     return json.dumps(converted, ensure_ascii=False)
 
 
-def without_nulls(value: Any) -> Any:
-    """Remove keys without a value: tables give every object the keys of all others."""
+def remove_nulls(value: Any) -> Any:
+    """Remove keys without a value at any depth: in tables, every object has the keys of all others."""
     if isinstance(value, dict):
-        return {key: without_nulls(item) for key, item in value.items() if item is not None}
-    return [without_nulls(item) for item in value] if isinstance(value, list) else value
+        return {key: remove_nulls(item) for key, item in value.items() if item is not None}
+    return [remove_nulls(item) for item in value] if isinstance(value, list) else value
 
 
 def _check_order(messages: Sequence[Message], ends_with: Role) -> None:
+    """Raise BadRow unless the roles alternate as chat templates expect, and end with ``ends_with``."""
     roles = [message.role for message in messages]
     if ends_with not in roles:
         if ends_with == "assistant":
@@ -269,11 +275,11 @@ def _check_order(messages: Sequence[Message], ends_with: Role) -> None:
         raise BadRow(f"roles out of order: the last turn must be the {ends_with}'s")
 
 
-def joined_parts(content: Any, location: str, images: list[Any] | None = None) -> Any:
-    """Join OpenAI's list of content parts to one text; return other values unchanged.
+def join_parts(content: Any, location: str, images: list[Any] | None = None) -> Any:
+    """Join a list of content parts (OpenAI's format) to one text; return other values unchanged.
 
-    ``images`` receives the references of image parts, for which the text has :data:`IMAGE`; None: they are
-    refused.
+    ``images``: receives the references of image parts, which become :data:`IMAGE` in the text; None: image
+    parts raise BadRow.
     """
     if not isinstance(content, list):
         return content
@@ -293,7 +299,7 @@ def joined_parts(content: Any, location: str, images: list[Any] | None = None) -
 
 
 def text_of(value: Any, location: str) -> str:
-    """Return a non-empty text; raises BadRow. ``location``: its location in the row."""
+    """Check that a value is non-empty text, and return it; raises BadRow. ``location``: for errors."""
     if not isinstance(value, str):
         empty = value is None
         raise BadRow(

@@ -1,7 +1,7 @@
-"""Image processors of vision-language models: text with image tokens, and tensors for the model.
+"""Image processing of vision-language models: text with image tokens, and image tensors.
 
-transformers' processors also read videos, for which they need torchvision; here they are built for images
-alone, with Pillow where torchvision is not installed.
+transformers' processors also read videos, which requires torchvision. Here they are built for images only,
+and work with Pillow if torchvision is not installed.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     import torch
     from PIL.Image import Image
 
-# Processors whose images are handled by the code of another class that needs no further package
+# Processors that need another package, and classes that process images in the same way without it
 _SAME_IMAGES = {"SmolVLMProcessor": "Idefics3Processor"}
-_TYPES = ("mm_token_type_ids", "token_type_ids")  # what models call the mask of image tokens
+_TYPES = ("mm_token_type_ids", "token_type_ids")  # names of the model input that marks image tokens
 
 
 def load_processor(folder: Path, tokenizer: Any) -> Any:
-    """Load the processor of a model folder with this tokenizer, for images alone; raises UserError."""
+    """Load the image processor of a model folder, combined with a tokenizer; raises UserError."""
     with imported_quietly():
         import transformers
         from transformers import AutoImageProcessor, ProcessorMixin
@@ -43,8 +43,8 @@ def load_processor(folder: Path, tokenizer: Any) -> Any:
         options = {key: values[key] for key in ("image_seq_len", "image_seq_length") if key in values}
         options["chat_template"] = tokenizer.chat_template
         parts = {"image_processor": images, "tokenizer": tokenizer, "video_processor": None}
-        return _for_images(kind)(**{key: parts[key] for key in kind.get_attributes()}, **options)
-    except Exception as error:  # noqa: BLE001 - files of any origin, read by each family's own code
+        return _without_video(kind)(**{key: parts[key] for key in kind.get_attributes()}, **options)
+    except Exception as error:  # noqa: BLE001 - untrusted files, read by code of each model family
         reason = " ".join(str(error).split())[:300]
         raise UserError(
             f"The image processor in {folder} cannot be loaded: {reason}",
@@ -52,8 +52,8 @@ def load_processor(folder: Path, tokenizer: Any) -> Any:
         ) from None
 
 
-def _for_images(kind: Any) -> Any:
-    """Derive a class of processor that accepts that there is none for videos."""
+def _without_video(kind: Any) -> Any:
+    """Derive a processor class that does not require a video processor."""
 
     class ForImages(kind):  # type: ignore[misc]
         def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> Any:
@@ -66,9 +66,9 @@ def _for_images(kind: Any) -> Any:
 
 
 class VisionTokenizer:
-    """A tokenizer that renders turns with images, and expands their places to image tokens.
+    """Tokenizer of a vision-language model: also renders turns with images and inserts image tokens.
 
-    Everything else is the tokenizer's.
+    All other attributes and calls are delegated to the text tokenizer.
     """
 
     def __init__(self, tokenizer: Any, folder: Path) -> None:
@@ -76,7 +76,7 @@ class VisionTokenizer:
 
     @cached_property
     def processor(self) -> Any:
-        """The model's processor."""
+        """Processor of the model."""
         return load_processor(self._folder, self._tokenizer)
 
     def __getattr__(self, name: str) -> Any:
@@ -89,13 +89,16 @@ class VisionTokenizer:
         return len(self._tokenizer)
 
     def apply_chat_template(self, messages: list[dict[str, Any]], **options: Any) -> Any:
-        """Render a chat whose contents are texts with :data:`launchers.dataset.turns.IMAGE`."""
-        return self._tokenizer.apply_chat_template(in_parts(messages), **options)
+        """Render a chat, with images as :data:`launchers.dataset.turns.IMAGE` in the contents."""
+        return self._tokenizer.apply_chat_template(to_content_parts(messages), **options)
 
-    def expanded(self, images: Sequence[bytes], text: str, cuts: Sequence[int]) -> tuple[str, list[int]]:
-        """Return a rendered text with all image tokens, and these positions in it; raises ValueError."""
-        _, replacements = self.processor._process_images([opened(images)], **self._image_options)
-        (expanded,), (offsets,) = self.processor.get_text_with_replacements([text], replacements)
+    def expand_images(self, images: Sequence[bytes], text: str, cuts: Sequence[int]) -> tuple[str, list[int]]:
+        """Insert image tokens into a rendered text; return the text, and ``cuts`` as positions in it.
+
+        Raises ValueError if the text does not have a placeholder for each image.
+        """
+        _, replacements = self.processor._process_images([decode_images(images)], **self._image_options)
+        (expanded_text,), (offsets,) = self.processor.get_text_with_replacements([text], replacements)
         if len(offsets) != len(images):
             raise ValueError(f"the chat template renders {len(offsets)} of {len(images)} images")
         positions = []
@@ -104,7 +107,7 @@ class VisionTokenizer:
             positions.append(
                 cut + sum(len(offset["replacement"]) - len(offset["text"]) for offset in earlier)
             )
-        return expanded, positions
+        return expanded_text, positions
 
     @cached_property
     def _image_options(self) -> dict[str, Any]:
@@ -114,19 +117,19 @@ class VisionTokenizer:
 
     @cached_property
     def image_ids(self) -> tuple[int, ...]:
-        """Return the tokens that represent parts of an image; they are never prediction targets."""
+        """Ids of the tokens that represent parts of an image; they are never prediction targets."""
         return tuple(token for token in self.processor.image_token_ids if token is not None)
 
     def inputs(self, images: Sequence[Sequence[bytes]], input_ids: torch.Tensor) -> dict[str, Any]:
-        """Return the model's further inputs for a batch: pixels, their geometry, and types of the tokens.
+        """Return the model's other inputs for a batch: pixels, their geometry, and types of the tokens.
 
-        ``images``: those of each row. ``input_ids``: [rows, longest row].
+        ``images``: encoded images of each row. ``input_ids``: [rows, longest row].
         """
         import torch
 
         inputs: dict[str, Any] = {}
         if any(images):
-            opened_rows = [opened(row) for row in images]
+            opened_rows = [decode_images(row) for row in images]
             options = {**self._image_options, "return_tensors": "pt"}
             processed = self.processor.image_processor(opened_rows, **options)
             unused = {*self.processor.unused_input_names, "rows", "cols"}
@@ -138,12 +141,13 @@ class VisionTokenizer:
         return inputs
 
 
-def in_parts(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Convert contents with :data:`launchers.dataset.turns.IMAGE` to the parts that templates expect."""
-    return [{**message, "content": _parts(message["content"])} for message in messages]
+def to_content_parts(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Convert contents with :data:`launchers.dataset.turns.IMAGE` to lists of text and image parts."""
+    return [{**message, "content": _content_parts(message["content"])} for message in messages]
 
 
-def _parts(content: str) -> list[dict[str, str]]:
+def _content_parts(content: str) -> list[dict[str, str]]:
+    """Split a content at its image placeholders."""
     texts = content.split(IMAGE)
     parts: list[dict[str, str]] = []
     for number, text in enumerate(texts):
@@ -154,8 +158,8 @@ def _parts(content: str) -> list[dict[str, str]]:
     return parts
 
 
-def opened(images: Sequence[bytes]) -> list[Image]:
-    """Decode images."""
+def decode_images(images: Sequence[bytes]) -> list[Image]:
+    """Decode image files to RGB images."""
     from PIL import Image
 
     decoded = []

@@ -1,1 +1,1 @@
-"""Held-out loss, answers and images of a model before and after training."""
+"""Evaluation of a model before and after training: held-out loss, answers and images."""

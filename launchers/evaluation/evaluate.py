@@ -1,8 +1,8 @@
 """Evaluation of the base and the finished model: held-out loss, and exact match of greedy answers.
 
-Runs as a separate process (``python -m launchers.evaluation.evaluate request.json``): its memory is freed
-when it ends, and a crash fails only the evaluation. The finished model is loaded from its exported folder, so
-a result also proves that the export loads.
+It runs in a separate process (``python -m launchers.evaluation.evaluate request.json``), which frees its
+memory at its end and whose crash fails only the evaluation. The finished model is loaded from its exported
+folder, so a result also proves that the export can be loaded.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from launchers.base.request_process import read_request, write_request
 from launchers.cluster.processes import PARENT, die_with_parent, started, tail
 from launchers.dataset.measured import MAX_BATCH_TOKENS, MAX_ROWS
 from launchers.dataset.turns import IMAGE
-from launchers.evaluation.held_out import DRAWN_TOKENS, CalibrationBin, Score, scorer_of
+from launchers.evaluation.held_out import SAMPLED_TOKENS, CalibrationBin, Score, scorer_of
 from launchers.evaluation.image_evaluation import Pictures, measure
 from launchers.models import causal
 from launchers.models.hf_layout import ADAPTER_V2_CONFIG
@@ -37,10 +37,10 @@ from launchers.run_config import RunConfig
 from launchers.settings import Settings
 
 PROGRESS_INTERVAL_S = 15.0  # maximum time between two progress lines
-EXAMPLES = 3  # answers shown in logs and on cards
-# Tokens of one generation batch by device, padding and answers included. On GPUs the batch's KV cache takes
-# less memory than the logits of an equally large batch, which the held-out loss needs anyway.
-GENERATION_TOKENS = {"cuda": MAX_BATCH_TOKENS["cuda"], "cpu": DRAWN_TOKENS["cpu"]}
+EXAMPLES = 3  # number of answers in logs and on cards
+# Maximum tokens of a generation batch by device, including padding and answers. On GPUs its KV cache takes
+# less memory than the logits of a batch for the held-out loss.
+GENERATION_TOKENS = {"cuda": MAX_BATCH_TOKENS["cuda"], "cpu": SAMPLED_TOKENS["cpu"]}
 _POLL_S = 0.1
 EXACT_MATCH = "held-out answers right"
 STAGE = "stage"  # file in the work folder that names the model under evaluation
@@ -58,14 +58,14 @@ class EvaluationRequest:
     model_dir: Path  # the finished model, or an unmerged adapter of the base
     data_dir: Path
     work_dir: Path  # receives request.json, result.json and evaluate.log
-    settings: RunConfig  # its task selects the metrics
+    settings: RunConfig  # the task selects the metrics
     generations: int = 3
     max_new_tokens: int = 64
     max_rows: int = MAX_ROWS  # maximum number of held-out rows to score
     device: Literal["auto", "cuda", "cpu"] = "auto"  # auto: GPUs if available
     precision: Literal["auto", "bf16", "fp32"] = "auto"  # auto: bf16 on GPUs, fp32 on CPUs
     timeout_s: float = 3600.0
-    reward: str | None = None  # reward function or model on this machine, see TrainJob.reward
+    reward: str | None = None  # reward function or model, as a path on this machine (TrainJob.reward)
 
     def __post_init__(self) -> None:
         for name in ("generations", "max_new_tokens", "max_rows"):
@@ -150,12 +150,12 @@ class EvaluationResult:
 
     @property
     def examples(self) -> tuple[Answer, ...]:
-        """The first answers; if all of them are right, the first wrong answer replaces the last one."""
-        first, others = self.answers[:EXAMPLES], self.answers[EXAMPLES:]
+        """First answers; if all of them are right, the last one is replaced by the first wrong answer."""
+        first, remaining = self.answers[:EXAMPLES], self.answers[EXAMPLES:]
         if self.exact_match is None or not all(answer.finetuned_is_right for answer in first):
             return first
-        mistake = next((answer for answer in others if not answer.finetuned_is_right), None)
-        return first if mistake is None else (*first[:-1], mistake)
+        wrong_answer = next((answer for answer in remaining if not answer.finetuned_is_right), None)
+        return first if wrong_answer is None else (*first[:-1], wrong_answer)
 
     def table(self) -> str:
         """Format the example answers for a terminal; empty if there are none."""
@@ -164,10 +164,10 @@ class EvaluationResult:
             right = self.exact_match is not None and answer.finetuned_is_right
             is_wrong = self.exact_match is not None and not answer.finetuned_is_right
             lines += [
-                f"message   {_one_line(answer.question or answer.prompt)}",
-                f"expected  {_one_line(answer.reference)}",
-                f"before    {_one_line(answer.base, 80)}",
-                f"after     {_one_line(answer.finetuned)}{'  (right)' * right}{'  (wrong)' * is_wrong}",
+                f"message   {_shorten(answer.question or answer.prompt)}",
+                f"expected  {_shorten(answer.reference)}",
+                f"before    {_shorten(answer.base, 80)}",
+                f"after     {_shorten(answer.finetuned)}{'  (right)' * right}{'  (wrong)' * is_wrong}",
             ]
         return "\n".join(lines)
 
@@ -206,7 +206,7 @@ class EvaluationResult:
 
 
 def evaluate(request: EvaluationRequest) -> EvaluationResult:
-    """Run the evaluation in a separate process, which ends with this one, and wait for it.
+    """Run the evaluation in a child process and return its result.
 
     Raises UserError if the evaluation fails or exceeds ``timeout_s``.
     """
@@ -225,9 +225,9 @@ def evaluate(request: EvaluationRequest) -> EvaluationResult:
 
 
 def _wait(process: subprocess.Popen[bytes], request: EvaluationRequest) -> int:
-    """Wait for the process and return its exit status; print a progress line per model and every few seconds.
+    """Wait for the process and return its exit status; print a line per model, and every few seconds.
 
-    Raises UserError once ``timeout_s`` has passed.
+    Raises UserError after ``timeout_s``.
     """
     stage, start = request.work_dir / STAGE, time.monotonic()
     printed, printed_at = "", start
@@ -258,6 +258,7 @@ def main() -> None:
 
 
 def _evaluate(request: EvaluationRequest) -> EvaluationResult:
+    """Score both models and generate their answers, in this process."""
     with collector_paused():
         import torch
 
@@ -296,7 +297,7 @@ def _evaluate(request: EvaluationRequest) -> EvaluationResult:
             request.settings,
             trust_remote_code=request.settings.trust_remote_code,
         )
-        answers = [] if not prompts else _answers(model, tokenizer, prompts, request.max_new_tokens)
+        answers = [] if not prompts else _generate_answers(model, tokenizer, prompts, request.max_new_tokens)
         outcomes.append((None if scorer is None else scorer.score(model), answers))
         del model
         if device == "cuda":
@@ -306,19 +307,7 @@ def _evaluate(request: EvaluationRequest) -> EvaluationResult:
         task=request.settings.task,
         base=base,
         finetuned=finetuned,
-        answers=tuple(
-            Answer(
-                prompt=prompt["prompt"],
-                reference=prompt["reference"],
-                base=base_answer,
-                finetuned=finetuned_answer,
-                question=_question(prompt),
-                images=tuple(prompt.get("images", ())),
-            )
-            for prompt, base_answer, finetuned_answer in zip(
-                prompts, base_answers, finetuned_answers, strict=True
-            )
-        ),
+        answers=tuple(map(_answer, prompts, base_answers, finetuned_answers)),
         calibration=() if scorer is None else scorer.calibration,
         device=device,
         precision=precision,
@@ -326,6 +315,7 @@ def _evaluate(request: EvaluationRequest) -> EvaluationResult:
 
 
 def _evaluate_images(request: EvaluationRequest, device: str) -> EvaluationResult:
+    """Score both pipelines and generate their images, in this process."""
     from launchers.images.prepared import PreparedImages
 
     held_out = request.data_dir / "heldout"
@@ -335,7 +325,7 @@ def _evaluate_images(request: EvaluationRequest, device: str) -> EvaluationResul
         request.model_dir,
         data,
         rows=request.max_rows,
-        held_out=request.generations,
+        captions=request.generations,
         device=device,
         clip_model=request.settings.images.clip_model,
         on_stage=(request.work_dir / STAGE).write_text,
@@ -351,7 +341,7 @@ def _evaluate_images(request: EvaluationRequest, device: str) -> EvaluationResul
 
 
 def precision_on(device: str) -> str:
-    """Precision for inference: bf16 on GPUs, fp32 on CPUs."""
+    """Return the precision for inference: bf16 on GPUs, fp32 on CPUs."""
     return "bf16" if device == "cuda" else "fp32"
 
 
@@ -364,11 +354,18 @@ def load_model(
     *,
     trust_remote_code: bool = False,
 ) -> Any:
-    """Load a transformers model for inference; an adapter is applied to ``base``.
+    """Load a transformers model for inference; an adapter in ``folder`` is applied to ``base``.
 
-    ``device``: cuda (spread over all GPUs) or cpu. ``precision``: bf16, otherwise fp32. ``settings``: those
-    of the run that trained an adapter; if it trained over a quantized base, the base is quantized here too.
-    ``trust_remote_code``: run the folder's code if transformers has no class for the model.
+    Parameters
+    ----------
+    device:
+        cuda (the model is spread over all GPUs) or cpu.
+    precision:
+        bf16, or fp32 for any other value.
+    settings:
+        Settings of the run that trained an adapter; if its base was quantized, the base is quantized here.
+    trust_remote_code:
+        Whether to run code of the folder if transformers has no class for the model.
     """
     import torch
 
@@ -394,22 +391,36 @@ def load_model(
 
 
 def _prompts(path: Path, count: int) -> list[dict[str, Any]]:
-    """Read the first ``count`` rows of heldout.jsonl; their ``prompt`` is text with special tokens."""
+    """Read the first ``count`` rows of heldout.jsonl; empty if there is no such file."""
     if not count or not path.is_file():
         return []
     with path.open(encoding="utf-8") as file:
         return [json.loads(line) for line, _ in zip(file, range(count), strict=False)]
 
 
+def _answer(prompt: dict[str, Any], base: str, finetuned: str) -> Answer:
+    """Combine a row of heldout.jsonl with the answers of both models."""
+    return Answer(
+        prompt=prompt["prompt"],
+        reference=prompt["reference"],
+        base=base,
+        finetuned=finetuned,
+        question=_question(prompt),
+        images=tuple(prompt.get("images", ())),
+    )
+
+
 def _question(prompt: dict[str, Any]) -> str:
-    """Return the text of the last turn of a prompt; empty for plain text."""
+    """Return the text of the last turn of a row of heldout.jsonl; empty for plain text."""
     messages = prompt.get("messages") or [{}]
     content = messages[-1].get("content")
     return content.replace(IMAGE, "") if isinstance(content, str) else ""
 
 
-def _answers(model: Any, tokenizer: Any, prompts: list[dict[str, Any]], max_new_tokens: int) -> list[str]:
-    """Generate greedy continuations of the prompts, in batches by length; those with images one by one."""
+def _generate_answers(
+    model: Any, tokenizer: Any, prompts: list[dict[str, Any]], max_new_tokens: int
+) -> list[str]:
+    """Generate greedy answers to the prompts, in batches by length; prompts with images one by one."""
     from launchers.dataset.render import pad_id_of
 
     pad = pad_id_of(tokenizer)
@@ -421,7 +432,7 @@ def _answers(model: Any, tokenizer: Any, prompts: list[dict[str, Any]], max_new_
         text = prompt["prompt"]
         images = [base64.b64decode(image) for image in prompt.get("images", ())]
         if images:
-            text, _ = tokenizer.expanded(images, text, [])
+            text, _ = tokenizer.expand_images(images, text, [])
         encoded.append(tokenizer(text, add_special_tokens=False).input_ids[-max_prompt:])
         if images:
             output = _generate(model, encoded[-1:], max_new_tokens, pad, partial(tokenizer.inputs, [images]))
@@ -444,11 +455,11 @@ def _generate(
     prompts: list[list[int]],
     max_new_tokens: int,
     pad: int,
-    further: Callable[[Any], dict[str, Any]] = lambda _: {},
+    extra_inputs: Callable[[Any], dict[str, Any]] = lambda _: {},
 ) -> list[list[int]]:
     """Generate tokens greedily after each prompt, padded at the end.
 
-    ``further``: makes the model's inputs besides the tokens.
+    ``extra_inputs``: builds the model's inputs other than the token ids.
     """
     import torch
 
@@ -459,7 +470,7 @@ def _generate(
         output = model.generate(
             tokens.to(model.device),
             attention_mask=mask.to(model.device),
-            **{name: value.to(model.device) for name, value in further(tokens).items()},
+            **{name: value.to(model.device) for name, value in extra_inputs(tokens).items()},
             max_new_tokens=max_new_tokens,
             do_sample=False,
             temperature=None,
@@ -471,7 +482,7 @@ def _generate(
     return generated
 
 
-def _one_line(text: str, limit: int = 160) -> str:
+def _shorten(text: str, limit: int = 160) -> str:
     flat = printable(" ".join(text.split()))
     return flat if len(flat) <= limit else f"{flat[: limit - 4]} ..."
 

@@ -1,6 +1,6 @@
-"""Scorers of a model on held-out rows, one per task; base and finished model are scored in the same way.
+"""Scorers of models on held-out rows, one per task; base and finished model are scored in the same way.
 
-The first model a scorer receives is the reference for preference losses.
+For preference losses, the first model that a scorer receives is the reference model.
 """
 
 from __future__ import annotations
@@ -23,16 +23,18 @@ if TYPE_CHECKING:
     from launchers.engines.loop.preference_losses import Answers
     from launchers.scoring.rewards import Rewards
 
-# Tokens of one generation batch, padding included; its logits cover a single position
-DRAWN_TOKENS = {"cuda": 65536, "cpu": 16384}
+# Maximum tokens of a generation batch, including padding; more than for losses, because logits are needed at
+# a single position only
+SAMPLED_TOKENS = {"cuda": 65536, "cpu": 16384}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Score:
     """Score of a model on the held-out rows."""
 
-    loss: float  # mean cross entropy over the labels; preferences: mean of the task's loss over rows;
-    # grpo: negative mean reward
+    # Mean cross entropy over the labels; preference tasks: mean of the task's loss over rows; grpo: negative
+    # mean reward
+    loss: float
     labels: int
     rows: int
     metrics: dict[str, float] = field(default_factory=dict)  # task-specific figures by name
@@ -45,7 +47,7 @@ class Score:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CalibrationBin:
-    """Held-out pairs whose order a reward model predicts with similar confidence."""
+    """Held-out pairs that a reward model ranks with similar confidence."""
 
     confidence: float  # mean of the larger of sigmoid(margin) and sigmoid(-margin), 0.5 to 1
     right: float  # share of pairs ranked correctly; a tie counts half
@@ -53,9 +55,9 @@ class CalibrationBin:
 
 
 class Scorer(Protocol):
-    """Scores models one after the other on the same rows."""
+    """Scorer of models, one after the other, on the same rows."""
 
-    calibration: tuple[CalibrationBin, ...]  # of the last scored reward model; empty for other tasks
+    calibration: tuple[CalibrationBin, ...]  # of the reward model scored last; empty for other tasks
 
     def score(self, model: Any) -> Score:
         """Return a transformers model's mean loss and the task's metrics."""
@@ -72,8 +74,8 @@ def scorer_of(
 ) -> Scorer:
     """Build the scorer of the settings' task on the first ``max_rows`` rows.
 
-    ``tokenizer_dir``: tokenizer of the model that samples answers. ``reward``: their reward function or
-    model, on this machine.
+    ``tokenizer_dir``: folder with the tokenizer, for sampled answers and images. ``reward``: reward function
+    or model for sampled answers, as a path on this machine.
     """
     if TASKS[settings.task].draws_answers:
         if tokenizer_dir is None or reward is None:
@@ -89,7 +91,7 @@ def scorer_of(
 
 
 class _Scorer:
-    """Base of all scorers: selects the rows and runs them through a model."""
+    """Base class of scorers: selects the rows and runs a model on them."""
 
     calibration: tuple[CalibrationBin, ...] = ()
 
@@ -101,7 +103,7 @@ class _Scorer:
         self._processor_dir = processor_dir  # of a vision-language model
 
     def _logits(self, model: Any) -> Iterator[tuple[list[int], MicroBatch, Any]]:
-        """Yield row indices, micro batch and the model's logits, batch by batch."""
+        """Iterate over (row indices, micro batch, logits of the model) by batch."""
         import torch
 
         from launchers.dataset.batches import collate, collate_pairs
@@ -117,14 +119,16 @@ class _Scorer:
                 batch = collate_rows(rows, self._data.info.pad_id).to(model.device)
                 yield indices, batch, model(**batch.inputs, use_cache=False).logits
 
-    def _score(self, losses: Any, labels: int, metrics: dict[str, float], *, extra: float = 0.0) -> Score:
-        """Build the score from one loss per row; ``extra`` is added to their mean."""
-        loss = losses.mean().item() + extra
+    def _score(
+        self, losses: Any, labels: int, metrics: dict[str, float], *, added_loss: float = 0.0
+    ) -> Score:
+        """Build the score from one loss per row; ``added_loss`` is added to their mean."""
+        loss = losses.mean().item() + added_loss
         return Score(loss=loss, labels=labels, rows=len(self._rows), metrics=metrics)
 
 
 class _NextToken(_Scorer):
-    """Mean cross entropy over the labels."""
+    """Scorer by mean cross entropy over the labels."""
 
     def score(self, model: Any) -> Score:
         from launchers.dataset.batches import summed_cross_entropy
@@ -132,12 +136,12 @@ class _NextToken(_Scorer):
         total, labels = 0.0, 0
         for _, batch, logits in self._logits(model):
             total += summed_cross_entropy(logits, batch.labels.to(logits.device)).item()
-            labels += _labels(batch)
+            labels += _count_labels(batch)
         return Score(loss=total / max(1, labels), labels=labels, rows=len(self._rows))
 
 
 class _Preferences(_Scorer):
-    """Loss of DPO, ORPO or SimPO on pairs."""
+    """Scorer of pairs by the loss of DPO, ORPO or SimPO."""
 
     _reference: Answers | None = None
 
@@ -150,16 +154,16 @@ class _Preferences(_Scorer):
             batches.append(answers_of(logits, batch).on_cpu())
             cross_entropy += chosen_cross_entropy(logits, batch).item()
             tokens += sum(int(self._data.row(index).lengths[0]) - 1 for index in indices)
-            labels += _labels(batch)
+            labels += _count_labels(batch)
         policy = Answers.joined(batches)
         self._reference = self._reference or policy
         losses, rewards = Preferences(self._settings).losses(policy, self._reference)
-        extra = cross_entropy / tokens if self._settings.task == "orpo" else 0.0
-        return self._score(losses, labels, rewards.means(), extra=extra)
+        added_loss = cross_entropy / tokens if self._settings.task == "orpo" else 0.0
+        return self._score(losses, labels, rewards.means(), added_loss=added_loss)
 
 
 class _Rewards(_Scorer):
-    """Loss of a reward model on pairs."""
+    """Scorer of a reward model by its loss on pairs."""
 
     def score(self, model: Any) -> Score:
         from launchers.engines.loop.preference_losses import Rewards, sigmoid_loss
@@ -168,16 +172,16 @@ class _Rewards(_Scorer):
         batches, labels = [], 0
         for _, batch, logits in self._logits(model):
             batches.append(rewards_of(logits.cpu()))
-            labels += _labels(batch)
+            labels += _count_labels(batch)
         rewards = Rewards.joined(batches)
         self.calibration = calibrate((rewards.chosen - rewards.rejected).tolist())
         return self._score(sigmoid_loss(rewards), labels, rewards.means())
 
 
 class _Judged(_Scorer):
-    """Loss of KTO on judged answers, with a divergence of 0.
+    """Scorer of judged answers by the loss of KTO, with a divergence of 0.
 
-    The divergence from the reference says nothing about how well the model separates good from bad answers.
+    The divergence from the reference model does not measure how well good and bad answers are separated.
     """
 
     _reference: dict[int, float] | None = None
@@ -192,7 +196,7 @@ class _Judged(_Scorer):
         for indices, batch, logits in self._logits(model):
             sums = summed_log_probabilities(logits, batch)
             log_probabilities |= dict(zip(indices, sums.tolist(), strict=True))
-            labels += _labels(batch)
+            labels += _count_labels(batch)
         self._reference = self._reference or log_probabilities
         beta = self._settings.preference.beta_of("kto")
         ratios = torch.tensor([log_probabilities[index] - self._reference[index] for index in self._rows])
@@ -206,9 +210,9 @@ class _Judged(_Scorer):
 
 
 class _SampledAnswers(_Scorer):
-    """Mean reward of answers to the held-out prompts, one each, sampled as in training.
+    """Scorer by mean reward of sampled answers, one per held-out prompt.
 
-    Both models sample with the same seed.
+    Answers are sampled as in training, for both models with the same seed.
     """
 
     def __init__(
@@ -218,7 +222,7 @@ class _SampledAnswers(_Scorer):
         from launchers.dataset.prepared import PROMPTS
 
         super().__init__(settings, data, max_rows)
-        self._prompts = prompts.read_written(data.folder / PROMPTS)
+        self._prompts = prompts.read_prompts(data.folder / PROMPTS)
         self._tokenizer = render.load_tokenizer(tokenizer_dir, settings)
         self._reward = reward
         self._rewards: Rewards | None = None
@@ -234,7 +238,7 @@ class _SampledAnswers(_Scorer):
             self._rewards = rewards_of(self._reward, reward_name, device, bf16=device == "cuda")
         torch.manual_seed(self._settings.seed)
         max_new_tokens = self._settings.rl.answer_tokens(self._settings.seq_len)
-        max_tokens = DRAWN_TOKENS[device]
+        max_tokens = SAMPLED_TOKENS[device]
         rewards: list[float] = []
         lengths: list[int] = []
         remaining = sorted(self._rows, key=lambda index: -int(self._data.row(index).lengths[0]))
@@ -242,7 +246,7 @@ class _SampledAnswers(_Scorer):
             width = int(self._data.row(remaining[0]).lengths[0]) + max_new_tokens
             count = max(1, max_tokens // width)
             batch, remaining = remaining[:count], remaining[count:]
-            answers = self._draw(model, batch, max_new_tokens)
+            answers = self._sample(model, batch, max_new_tokens)
             texts = [self._tokenizer.decode(ids, skip_special_tokens=True) for ids in answers]
             rewards += self._rewards([self._prompts[index] for index in batch], texts)
             lengths += [len(ids) for ids in answers]
@@ -250,8 +254,8 @@ class _SampledAnswers(_Scorer):
         figures = {"reward": mean, "answer_tokens": sum(lengths) / len(lengths)}
         return Score(loss=-mean, labels=sum(lengths), rows=len(rewards), metrics=figures)
 
-    def _draw(self, model: Any, indices: list[int], max_new_tokens: int) -> list[list[int]]:
-        """Sample the tokens of an answer to each prompt, including the token that ends it."""
+    def _sample(self, model: Any, indices: list[int], max_new_tokens: int) -> list[list[int]]:
+        """Sample an answer to each prompt; return its token ids, including the end token."""
         import torch
 
         pad = self._data.info.pad_id
@@ -259,9 +263,9 @@ class _SampledAnswers(_Scorer):
         width = max(map(len, prompts))
         ids = torch.full((len(prompts), width), pad)
         mask = torch.zeros_like(ids)
-        for place, tokens in enumerate(prompts):
-            ids[place, width - len(tokens) :] = tokens
-            mask[place, width - len(tokens) :] = 1
+        for index, tokens in enumerate(prompts):
+            ids[index, width - len(tokens) :] = tokens
+            mask[index, width - len(tokens) :] = 1
         with torch.inference_mode():
             output = model.generate(
                 ids.to(model.device),
@@ -276,19 +280,19 @@ class _SampledAnswers(_Scorer):
         eos_ids = model.generation_config.eos_token_id
         eos_ids = self._tokenizer.eos_token_id if eos_ids is None else eos_ids
         eos_ids = set(eos_ids) if isinstance(eos_ids, list) else {eos_ids}
-        return [_until(tokens, eos_ids) for tokens in output[:, width:].tolist()]
+        return [_truncate_after_end(tokens, eos_ids) for tokens in output[:, width:].tolist()]
 
 
-def _until(tokens: list[int], eos_ids: set[int]) -> list[int]:
-    """Return the tokens up to and including the first that ends an answer."""
-    end = next((place for place, token in enumerate(tokens) if token in eos_ids), len(tokens))
+def _truncate_after_end(tokens: list[int], eos_ids: set[int]) -> list[int]:
+    """Truncate the tokens after the first end token."""
+    end = next((index for index, token in enumerate(tokens) if token in eos_ids), len(tokens))
     return tokens[: end + 1]
 
 
 def calibrate(margins: list[float]) -> tuple[CalibrationBin, ...]:
-    """Group pairs by the confidence of a reward model in their order, in bins of 0.1; empty bins are omitted.
+    """Group pairs by the reward model's confidence in their order, in non-empty bins of width 0.1.
 
-    ``margins``: the chosen answer's reward minus the rejected one's.
+    ``margins``: reward of the chosen answer minus reward of the rejected one, by pair.
     """
     bins: dict[int, list[tuple[float, float]]] = {}
     for margin in margins:
@@ -305,5 +309,6 @@ def calibrate(margins: list[float]) -> tuple[CalibrationBin, ...]:
     )
 
 
-def _labels(batch: MicroBatch) -> int:
+def _count_labels(batch: MicroBatch) -> int:
+    """Count the tokens of a batch that count in the loss."""
     return int((batch.labels >= 0).sum())

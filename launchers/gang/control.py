@@ -34,7 +34,7 @@ from launchers.cluster.endpoint import NodeAddress, Secret
 from launchers.cluster.greeting import Message, Refused
 from launchers.cluster.rendezvous import Beat, Goodbye, NodeRequest, describe_loss
 from launchers.gang.failures import Failure
-from launchers.report.telemetry import Pace
+from launchers.report.telemetry import StepTiming
 
 _MAX_TRACEBACK = 1 << 18  # characters of a traceback's end that are sent to other nodes
 _log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ class GangRequest(NodeRequest):
 class Start(Message):
     """From node 0 to all: every node has joined, the ranks may start."""
 
-    kind: Literal["go"] = "go"
+    kind: Literal["start"] = "start"
     port: int = Field(ge=1, le=65_535)  # port of torch's store on node 0
 
 
@@ -63,15 +63,15 @@ class Failed(Message):
 class PartStored(Message):
     """From a node to node 0: its part of the step's checkpoint is in the store."""
 
-    kind: Literal["part"] = "part"
+    kind: Literal["part_stored"] = "part_stored"
     step: int = Field(ge=0)
 
 
 class StepTimings(Message):
     """From a node to node 0: seconds of its ranks' steps, in total and in collectives."""
 
-    kind: Literal["paced"] = "paced"
-    paces: tuple[Pace, ...]
+    kind: Literal["step_timings"] = "step_timings"
+    paces: tuple[StepTiming, ...]
 
 
 class Done(Message):
@@ -83,7 +83,7 @@ class Done(Message):
 class Drain(Message):
     """A node must leave: sent to node 0, and from there to all. ``failure`` is the gang's resulting end."""
 
-    kind: Literal["leave"] = "leave"
+    kind: Literal["drain"] = "drain"
     failure: Failure
 
 
@@ -98,14 +98,14 @@ class Stopped(Message):
 class FinalStep(Message):
     """From node 0 to all: the step after which every rank writes a checkpoint and stops."""
 
-    kind: Literal["last"] = "last"
+    kind: Literal["final_step"] = "final_step"
     step: int = Field(ge=0)
 
 
 class End(Message):
     """From node 0 to all: how the gang has ended; no failure means success."""
 
-    kind: Literal["verdict"] = "verdict"
+    kind: Literal["end"] = "end"
     failure: Failure | None
 
 
@@ -173,7 +173,7 @@ class Control(ABC):
         with self._lock:
             return self._leaving
 
-    def paces(self) -> tuple[Pace, ...]:
+    def paces(self) -> tuple[StepTiming, ...]:
         """Return the paces of all nodes' ranks reported since the last call (node 0 only)."""
         return ()
 

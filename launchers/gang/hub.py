@@ -37,7 +37,7 @@ from launchers.gang.control import (
     why_lost,
 )
 from launchers.gang.failures import Failure, root_cause
-from launchers.report.telemetry import Pace
+from launchers.report.telemetry import StepTiming
 
 _LOG_INTERVAL_S = 60.0
 _LOCAL_STORE_PORTS = range(20_000, 32_000)  # below Linux's ephemeral ports
@@ -54,7 +54,7 @@ class Hub(Control):
         self._last_joined = 0.0  # monotonic
         self._done: set[int] = set()
         self._parts: dict[int, set[int]] = defaultdict(set)
-        self._paces: list[Pace] = []
+        self._paces: list[StepTiming] = []
         self._stopped: dict[int, Stopped] = {}
         self._first_stopped = 0.0  # monotonic
         # Lock order: the server's lock first, so that no call of it is made with self._lock held.
@@ -105,7 +105,7 @@ class Hub(Control):
     def report(self, message: Report) -> None:
         self._note_message(0, message)
 
-    def paces(self) -> tuple[Pace, ...]:
+    def paces(self) -> tuple[StepTiming, ...]:
         with self._lock:
             paces, self._paces = tuple(self._paces), []
         return paces

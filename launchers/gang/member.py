@@ -38,7 +38,7 @@ class Member(Control):
     def __init__(self, address: NodeAddress, timeouts: Timeouts, start_step: int = 0) -> None:
         super().__init__(address, timeouts, start_step)
         self._client: Client | None = None
-        self._go = threading.Event()
+        self._started = threading.Event()
         self._port = 0
         self._hub_gone = False
         self._closed = False
@@ -55,7 +55,7 @@ class Member(Control):
         self._client = Client(connection, received=self._note_message, ended=self._note_end)
         # Node 0 ends the wait for all; this limit covers a node 0 that sends only heartbeats
         deadline = time.monotonic() + self._address.nodes * self._address.join_timeout_s
-        while not self._go.wait(0.1):
+        while not self._started.wait(0.1):
             verdict = self.verdict()
             if verdict is not None and verdict.failure is not None:
                 raise verdict.failure.error()
@@ -73,7 +73,7 @@ class Member(Control):
 
     def last_step(self) -> int | None:
         with self._lock:
-            return self._last
+            return self._final_step
 
     def verdict(self) -> Verdict | None:
         with self._lock:
@@ -106,13 +106,13 @@ class Member(Control):
         if isinstance(message, Start):
             _log.info("Rendezvous complete: port %d", message.port)
             self._port = message.port
-            self._go.set()
+            self._started.set()
         elif isinstance(message, End):
             with self._lock:
                 self._verdict = self._verdict or Verdict(message.failure)
         elif isinstance(message, Drain):
             with self._lock:
-                self._leaving = message.failure
+                self._drain_reason = message.failure
         elif isinstance(message, FinalStep):
             with self._lock:
-                self._last = message.step
+                self._final_step = message.step

@@ -38,7 +38,7 @@ from launchers.gang.member import Member
 from launchers.gang.script_job import GangJob
 from launchers.gang.uploads import Uploads
 from launchers.gang.watch import LocalRanks
-from launchers.report.telemetry import Event, Follower, Pace, Step
+from launchers.report.telemetry import Event, Follower, Step, StepTiming
 from launchers.store.checkpoints import CheckpointStore
 
 PARENT_GONE = "the end of the process that started its task"
@@ -192,7 +192,7 @@ class _Node:
         """Send this node's step timings to node 0; on node 0, emit the timings of all nodes as events."""
         layout = self._job.layout
         paces = tuple(
-            Pace(
+            StepTiming(
                 rank=event.rank,
                 local_rank=event.rank % layout.processes_per_node,
                 node=self._address.node,

@@ -12,7 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from estimator.errors import UserError
-from launchers.report.telemetry import DistInfo, Drawn, Evaluated, Phase, Profiled, Step, Writer, memory_now
+from launchers.report.telemetry import (
+    DistInfo,
+    Evaluated,
+    EvaluationImages,
+    Phase,
+    Profiled,
+    Step,
+    Writer,
+    memory_now,
+)
 
 
 def scheduler_name(environ: dict[str, str] | None = None) -> str:
@@ -140,7 +149,7 @@ class RankReporter:
         """Report the progress or result of an evaluation."""
         self._writer.write(event)
 
-    def drawn(self, event: Drawn) -> None:
+    def drawn(self, event: EvaluationImages) -> None:
         """Report generated images of captions."""
         self._writer.write(event)
 

@@ -1,4 +1,4 @@
-"""Images in chats: the places in a row where they may be, and how they are read and checked.
+"""Images in chats: lookup in the rows of a dataset, reading and checks.
 
 An image is a path relative to the dataset's file, a ``data:`` URL, an http(s) URL, the encoded file, or
 ``{"path": ..., "bytes": ...}`` as ``datasets`` stores it. A row has images in its messages, as parts of
@@ -23,9 +23,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from launchers.dataset.columns import renamed
+from launchers.dataset.columns import rename_columns
 from launchers.dataset.files import BadRow, open_rows
-from launchers.dataset.turns import IMAGE, IMAGE_KEYS, IMAGE_PARTS, Fields, Message, decoded
+from launchers.dataset.turns import IMAGE, IMAGE_KEYS, IMAGE_PARTS, Fields, Message, decode_json
 from launchers.images.decoding import checked
 from launchers.images.shards import inside
 
@@ -56,7 +56,7 @@ class Reader:
         ``row.parts``: references to images from the parts of the messages; None for parts of text.
         """
         name = row.first(COLUMNS)
-        value = decoded(row[name]) if name else []
+        value = decode_json(row[name]) if name else []
         column = list(value) if isinstance(value, (list, tuple)) else [value]
         turns = list(messages)
         if column:
@@ -132,7 +132,7 @@ class Reader:
 def has_images(path: Path, columns: Mapping[str, str]) -> bool:
     """Whether one of a dataset's first rows has an image."""
     first = itertools.islice(open_rows(path), _INSPECTED_ROWS)
-    return any(mentions_images(renamed(row, columns)) for _, row in first)
+    return any(mentions_images(rename_columns(row, columns)) for _, row in first)
 
 
 def named_files(path: Path, columns: Mapping[str, str]) -> dict[str, Path]:
@@ -156,9 +156,9 @@ def named_files(path: Path, columns: Mapping[str, str]) -> dict[str, Path]:
                     files[Path(value).as_posix()] = file
 
     for _, values in open_rows(path):
-        row = renamed(values, columns)
+        row = rename_columns(values, columns)
         if isinstance(row, dict):
-            collect([decoded(row.get(name)) for name in COLUMNS])
+            collect([decode_json(row.get(name)) for name in COLUMNS])
             collect([part for part in _parts(row) if _is_image(part)])
     return files
 
@@ -174,7 +174,7 @@ def mentions_images(row: Any) -> bool:
 
 def _parts(row: Mapping[str, Any]) -> list[Any]:
     """Return all content parts of a row's turns."""
-    turns = decoded(row.get("messages") or row.get("conversations") or row.get("prompt") or [])
+    turns = decode_json(row.get("messages") or row.get("conversations") or row.get("prompt") or [])
     contents = (
         [turn.get("content") for turn in turns if isinstance(turn, dict)] if isinstance(turns, list) else []
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from estimator.errors import UserError
-from estimator.untrusted import files_inside, read_json_object
+from estimator.untrusted import list_contained_files, read_json_object
 from launchers.base.imports import collector_paused
 
 SETTING = "images.clip_model"
@@ -21,7 +21,7 @@ def check(model: str) -> None:
     """Raise UserError unless ``model`` is a folder with a CLIP model or could be a Hugging Face id."""
     folder = Path(model).expanduser()
     if folder.is_dir():
-        files_inside(folder)
+        list_contained_files(folder)
         config = folder / "config.json"
         kind = read_json_object(config).get("model_type") if config.is_file() else None
         if kind != "clip":

@@ -82,7 +82,7 @@ def named_files(path: Path) -> dict[str, Path]:
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
-    except OSError:  # e.g. the name is too long
+    except OSError:  # e.g. a name that is too long
         return False
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from estimator.errors import UserError
+from estimator.formatting import format_count
 from launchers.dataset.picture import Picture
 from launchers.dataset.prepared import PreparedInfo
 from launchers.dataset.progress import Progress
@@ -101,7 +102,8 @@ def _steps(numbers: NDArray[np.int64], settings: Settings) -> int:
         largest = int(np.bincount(numbers).max()) if len(numbers) else 0
         raise UserError(
             f"global_batch_size {settings.batch_size}: no aspect ratio has a full batch among "
-            f"{len(numbers):,} images in {epochs} epoch(s); the largest bucket has {largest:,}.",
+            f"{len(numbers):,} images in {format_count(epochs, 'epoch')}; "
+            f"the largest bucket has {largest:,}.",
             f"Use --global-batch-size {max(1, largest)} or less, or more data.",
         )
     return min(steps, settings.max_steps or steps)

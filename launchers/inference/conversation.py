@@ -219,7 +219,7 @@ class Conversation:
                 text = template.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
             render.checked_length(text, chat)
             if vision is not None and images:
-                text, _ = vision.expanded(images, text, [])
+                text, _ = vision.expand_images(images, text, [])
         except Exception as error:  # noqa: BLE001 - a template is a program, which can fail in any way
             reason = render.one_line(error).removesuffix(".")
             raise UserError(

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from estimator import models
 from estimator.errors import UserError
 from estimator.models import DiffusionSpec, ModelSource, ModelSpec, hf_files
-from estimator.untrusted import files_inside, parse_yaml, read_json_object, read_text
+from estimator.untrusted import list_contained_files, parse_yaml, read_json_object, read_text
 from launchers import engines
 from launchers.models import own_code
 from launchers.models.adapters import check_adapter
@@ -88,7 +88,7 @@ def from_folder(folder: Path) -> FinishedModel:
             f"There is no model in {folder}.",
             f"Give a folder with config.json or {ADAPTER_CONFIG}, or one that finetune run has written.",
         )
-    files_inside(model_dir)
+    list_contained_files(model_dir)
     own_code.check_model(model_dir, advice=_OWN_CODE)
     check_adapter(model_dir)
     settings = _read_settings(model_dir.parent / SETTINGS)

@@ -27,10 +27,10 @@ class Stored:
     """A model in an S3 datastore, which the pod fetches before it serves."""
 
     address: str  # s3://BUCKET/KEY of the bundle
-    path: str  # of the model's folder in the bundle
+    path: str  # path of the model's folder in the bundle
     endpoint: str | None = None  # URL of an S3-compatible store other than AWS's
-    service_account: str | None = None  # that may read the bucket
-    secrets: tuple[str, ...] = ()  # whose values become environment variables, such as an access key
+    service_account: str | None = None  # service account with read access to the bucket
+    secrets: tuple[str, ...] = ()  # Secrets mounted as environment variables, such as an access key
 
 
 def resource_name(model: str) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from estimator.errors import UserError
-from estimator.formatting import format_bytes
+from estimator.formatting import format_bytes, format_count
 from estimator.memory.generation import WEIGHT_BYTES, WEIGHTS, Batch, generation_bytes
 from estimator.models import ModelSpec
 from launchers.inference.finished import FinishedModel
@@ -97,7 +97,11 @@ def check_memory(
     free = min(memory.free_bytes)
     if required > free:
         weights = copies * _parts(spec, batch, memory)[WEIGHTS]
-        memory_kind = "this machine's memory" if memory.device == "cpu" else f"each of {memory.gpus} GPU(s)"
+        memory_kind = (
+            "this machine's memory"
+            if memory.device == "cpu"
+            else f"each of {format_count(memory.gpus, 'GPU')}"
+        )
         models = f" of {copies} models" if copies > 1 else ""
         raise UserError(
             f"{name} needs {format_bytes(required)} in {memory_kind} ({format_bytes(weights)} for the weights"

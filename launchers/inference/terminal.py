@@ -1,4 +1,4 @@
-"""A conversation on the terminal: reads messages and commands, prints answers as they are generated."""
+"""Conversation on the terminal: read messages and commands, print answers as they are generated."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from estimator.errors import UserError
-from estimator.formatting import printable
+from estimator.formatting import format_count, printable
 from estimator.names import did_you_mean
 from estimator.terminal import print
 from launchers.inference.conversation import Conversation, Reply, read_image
@@ -106,7 +106,7 @@ def _attach(path: str, conversations: Sequence[Conversation], pending: list[byte
     except UserError as error:
         _note(str(error))
     else:
-        _note(f"The next message shows {len(pending)} image(s).")
+        _note(f"The next message shows {format_count(len(pending), 'image')}.")
 
 
 def _answer(message: str, conversations: Sequence[Conversation], images: Sequence[bytes]) -> None:

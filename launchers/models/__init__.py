@@ -1,1 +1,1 @@
-"""Model folders: fetching and verification of weights, and generated tiny models."""
+"""Model folders: download, conversion and verification of weights; generated tiny models."""

@@ -1,4 +1,4 @@
-"""Check of a PEFT adapter's folder, before PEFT allocates tensors of the sizes in its adapter_config.json."""
+"""Check of a PEFT adapter, before PEFT allocates tensors of the sizes in its adapter_config.json."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from estimator.untrusted import read_json_object
 from launchers.models.files import read_header
 
 _CONFIG, _WEIGHTS, _PICKLED = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
-_ROW_BYTES = 512  # minimum size of one rank of LoRA in all layers
+_ROW_BYTES = 512  # minimum bytes per LoRA rank, over all layers
 _SIZES = ("r", "num_virtual_tokens", "token_dim", "encoder_hidden_size", "adapter_len")
 
 
 def check_adapter(folder: Path) -> None:
-    """Raise UserError if adapter_config.json has sizes that no tensor of the weights has.
+    """Raise UserError if a size in adapter_config.json exceeds all dimensions of the weights.
 
-    PEFT creates all tensors of these sizes before it compares them with the weights. A folder without
+    PEFT allocates tensors of these sizes before it compares them with the weights. A folder without
     ``adapter_config.json`` passes.
     """
     path, weights = folder / _CONFIG, folder / _WEIGHTS
@@ -36,5 +36,5 @@ def check_adapter(folder: Path) -> None:
     for name, size in sizes.items():
         if size is None or (isinstance(size, int) and 0 <= size <= largest):
             continue
-        what = f"its weights have no dimension above {largest:,}" if largest else f"{_WEIGHTS} is missing"
-        raise UserError(f"{path}: {name} is {size!r:.50}, and {what}.", "Fetch the adapter again.")
+        reason = f"its weights have no dimension above {largest:,}" if largest else f"{_WEIGHTS} is missing"
+        raise UserError(f"{path}: {name} is {size!r:.50}, and {reason}.", "Fetch the adapter again.")

@@ -1,6 +1,6 @@
 """Loading of transformers models for training, checks and evaluation.
 
-Supports causal language models, vision-language models and reward models, distinguished by config.json.
+It supports causal language models, vision-language models and reward models, distinguished by config.json.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from launchers.base.imports import imported_quietly
 from launchers.models import own_code
 
-# Language models that transformers 5.23 lists under AutoModelForImageTextToText alone
+# Language models that transformers 5.23 supports only in AutoModelForImageTextToText
 _OTHER_MAPPING = ("mistral4",)
 
 
@@ -33,7 +33,7 @@ def without_progress_bars() -> Iterator[None]:
 
 
 def configuration(folder: Path, *, trust_remote_code: bool = False) -> Any:
-    """Return the model's configuration, with an attention implementation that supports all its options.
+    """Load the model's configuration, with an attention implementation that supports all of its options.
 
     ``trust_remote_code``: run the folder's code if transformers has no class for the model.
     """
@@ -42,18 +42,18 @@ def configuration(folder: Path, *, trust_remote_code: bool = False) -> Any:
 
     config = AutoConfig.from_pretrained(folder, trust_remote_code=runs_code(folder, trust_remote_code))
     if getattr(config.get_text_config(), "attn_logit_softcapping", None):
-        # Gemma 2: torch's attention has no soft cap, and transformers 5.4 silently ignores it there
+        # Gemma 2: torch's attention does not support a soft cap, and transformers 5.4 then ignores it
         config._attn_implementation = "eager"
     return config
 
 
 def runs_code(folder: Path, trust_remote_code: bool) -> bool:
-    """Whether the folder's code is run: it is trusted, and transformers has no class for the model."""
+    """Whether to run the folder's code: it is trusted, and transformers has no class for the model."""
     return trust_remote_code and own_code.needs_code(folder)
 
 
 def load(folder: Path, *, trust_remote_code: bool = False, **options: Any) -> Any:
-    """Load the model with its weights; ``options`` are passed to from_pretrained."""
+    """Load the model with weights; ``options`` are passed to from_pretrained."""
     config = configuration(folder, trust_remote_code=trust_remote_code)
     trusted = runs_code(folder, trust_remote_code)
     with imported_quietly():
@@ -62,7 +62,7 @@ def load(folder: Path, *, trust_remote_code: bool = False, **options: Any) -> An
 
 
 def build(folder: Path, *, trust_remote_code: bool = False, **options: Any) -> Any:
-    """Build the model without its weights; ``options`` are passed to from_config."""
+    """Build the model with random weights; ``options`` are passed to from_config."""
     config = configuration(folder, trust_remote_code=trust_remote_code)
     trusted = runs_code(folder, trust_remote_code)
     with imported_quietly():
@@ -80,9 +80,9 @@ def sees_images(config: Any) -> bool:
 
 
 def class_of(config: Any, *, rewards: bool | None = None) -> Any:
-    """Return the class of transformers that builds the model.
+    """Return transformers' auto class for the model.
 
-    ``rewards``: whether it must output a score per text; None: as config.json says.
+    ``rewards``: whether the model must output a score per text; None: decided by config.json.
     """
     from transformers import (
         AutoModelForCausalLM,

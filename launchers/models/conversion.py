@@ -1,4 +1,4 @@
-"""One-time conversion of a model folder into another: atomic, recorded, one shard in memory."""
+"""One-time conversion of a model folder to another folder, atomically, with one shard in memory at a time."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from launchers.models.files import (
 if TYPE_CHECKING:
     import torch
 
-_RECORD = ".converted_from.json"  # in a converted folder: names and sizes of the source files
+_RECORD = ".converted_from.json"  # file of a converted folder: names and sizes of the source files
 _WEIGHTS = (".safetensors", ".bin", INDEX, PICKLED_INDEX)
 
 
 def has_record_of(sizes: Mapping[str, int], folder: Path) -> bool:
-    """Whether ``folder`` was converted from files of these names and sizes."""
+    """Whether ``folder`` was converted from files with these names and sizes (bytes)."""
     try:
         record = json.loads((folder / _RECORD).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -38,8 +38,8 @@ def has_record_of(sizes: Mapping[str, int], folder: Path) -> bool:
 
 
 def is_converted_from(source: Path, folder: Path) -> bool:
-    """Whether ``folder`` was converted from ``source``, whose files have not changed since."""
-    paths = _sources(source)
+    """Whether ``folder`` was converted from the present files of ``source``."""
+    paths = _files_to_convert(source)
     if not has_record_of(_sizes(paths), folder):
         return False
     converted_ns = (folder / _RECORD).stat().st_mtime_ns
@@ -47,15 +47,15 @@ def is_converted_from(source: Path, folder: Path) -> bool:
 
 
 def convert(source: Path, folder: Path, write: Callable[[Path, Path], None]) -> None:
-    """Convert the model in ``source`` atomically into ``folder``, replacing its content.
+    """Convert the model in ``source`` to ``folder`` atomically, replacing the folder's content.
 
-    All files but weights are copied; ``write(source, destination)`` writes the weights, and may change the
-    copies. ``source`` is not changed, unless it is ``folder`` itself.
+    ``write(source, destination)`` writes the weights; all other files are copied before, and ``write`` may
+    change the copies. ``source`` is not changed, unless it is ``folder`` itself.
     """
     temporary = folder.with_name(f".{folder.name}-{uuid.uuid4().hex[:8]}")
     temporary.mkdir(parents=True)
     try:
-        paths = _sources(source)
+        paths = _files_to_convert(source)
         (temporary / _RECORD).write_text(json.dumps(_sizes(paths), indent=2) + "\n", encoding="utf-8")
         for path in paths:
             if not path.name.endswith(_WEIGHTS):
@@ -68,7 +68,8 @@ def convert(source: Path, folder: Path, write: Callable[[Path, Path], None]) -> 
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _sources(folder: Path) -> list[Path]:
+def _files_to_convert(folder: Path) -> list[Path]:
+    """List the files of a model to convert, sorted."""
     patterns = PATTERNS + PICKLED_PATTERNS
     return [
         path for path in sorted(folder.iterdir()) if path.is_file() and is_model_file(path.name, patterns)
@@ -80,7 +81,7 @@ def _sizes(paths: list[Path]) -> dict[str, int]:
 
 
 def write_shards(shards: Iterable[tuple[str, dict[str, torch.Tensor]]], folder: Path) -> None:
-    """Write pairs of file name and tensors into ``folder``, and their index if there are several files."""
+    """Write safetensors files, given as (file name, tensors), and an index if there are several."""
     weight_map: dict[str, str] = {}
     total_bytes = 0
     for name, tensors in shards:
@@ -94,6 +95,7 @@ def write_shards(shards: Iterable[tuple[str, dict[str, torch.Tensor]]], folder: 
 
 
 def _save(tensors: dict[str, torch.Tensor], path: Path) -> None:
+    """Write a safetensors file; raises OSError (ENOSPC) if the disk is full."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 

@@ -1,4 +1,4 @@
-"""Dequantization of published weight formats on CPUs."""
+"""Dequantization, on the CPU, of the formats in which quantized weights are published."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 Tensors = Mapping[str, "torch.Tensor"]
 
-# Suffixes of the tensors that make up one weight, by format; the first is replaced by the weight's own suffix
+# Suffixes of the tensors that make up one weight, by format. The name of the weight ends with _WEIGHT instead
+# of the first suffix
 _PARTS: dict[str, tuple[str, ...]] = {
     "mxfp4": ("_blocks", "_scales"),
     "fp8": (".weight", ".weight_scale_inv"),
@@ -34,9 +35,10 @@ _UNUSED = {
 
 
 def groups(method: str, names: Iterable[str]) -> Iterator[tuple[str, dict[str, str]]]:
-    """Iterate over the model's tensors: name, and suffix -> stored name of each of its parts.
+    """Group stored tensors by the weight they belong to: (weight name, suffix -> name of the stored tensor).
 
-    A tensor that is not quantized has the single part "".
+    ``method``: quantization method. ``names``: names of all stored tensors. A weight that is not quantized
+    has a single part with the suffix "".
     """
     stored = sorted(names)
     present = set(stored)
@@ -57,7 +59,7 @@ def groups(method: str, names: Iterable[str]) -> Iterator[tuple[str, dict[str, s
 
 
 def _bnb_parts(name: str, stored: Iterable[str], present: set[str]) -> dict[str, str]:
-    """Return the parts of a weight in 4 bits (``NAME.absmax`` ...) or 8 bits (``MODULE.SCB``)."""
+    """Return the parts of a bitsandbytes weight: in 4 bits ``NAME.absmax`` etc., in 8 bits ``MODULE.SCB``."""
     if not name.endswith(".weight"):
         return {}
     if f"{name}.absmax" in present:
@@ -77,6 +79,7 @@ def dequantize(method: str, options: Mapping[str, Any], parts: Tensors) -> torch
 
 
 def _mxfp4(_options: Mapping[str, Any], parts: Tensors) -> torch.Tensor:
+    """Dequantize MXFP4: blocks of FP4 values with shared scales."""
     with collector_paused():
         from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
@@ -85,6 +88,7 @@ def _mxfp4(_options: Mapping[str, Any], parts: Tensors) -> torch.Tensor:
 
 
 def _fp8(options: Mapping[str, Any], parts: Tensors) -> torch.Tensor:
+    """Dequantize FP8 with one scale per block or per tensor."""
     import torch
 
     with collector_paused():
@@ -97,9 +101,9 @@ def _fp8(options: Mapping[str, Any], parts: Tensors) -> torch.Tensor:
 
 
 def _fp4(options: Mapping[str, Any], parts: Tensors) -> torch.Tensor:
-    """Dequantize DeepSeek V4's weights: experts in FP4, two in a byte, and others in FP8 with block scales.
+    """Dequantize DeepSeek V4: experts in FP4 (two values per byte), other weights in FP8 with block scales.
 
-    An FP4 expert has one scale for 32 columns.
+    FP4 weights have one scale per 32 columns.
     """
     import torch
 
@@ -114,14 +118,14 @@ def _fp4(options: Mapping[str, Any], parts: Tensors) -> torch.Tensor:
 
 
 def _awq(options: Mapping[str, Any], parts: Tensors) -> torch.Tensor:
-    """Dequantize AWQ's gemm layout: qweight [in, out / 8], eight columns interleaved in one int32."""
+    """Dequantize AWQ in its gemm layout: qweight [in, out / 8], eight interleaved columns per int32."""
     bits = int(options.get("bits", options.get("w_bit", 4)))
     if bits != 4 or str(options.get("version", "gemm")).lower() != "gemm":
         raise UserError(
-            f"AWQ weights with {bits} bits, version {options.get('version')!r}, are not read here."
+            f"AWQ weights with {bits} bits, version {options.get('version')!r}, are not supported."
         )
     order = [0, 4, 1, 5, 2, 6, 3, 7]
-    weights, zeros = (_unpacked(parts[name], 4, order) for name in (".qweight", ".qzeros"))
+    weights, zeros = (_unpack(parts[name], 4, order) for name in (".qweight", ".qzeros"))
     scales = parts[".scales"].float()
     group = weights.shape[0] // scales.shape[0]
     scaled = (weights - zeros.repeat_interleave(group, 0)) * scales.repeat_interleave(group, 0)
@@ -132,10 +136,10 @@ def _gptq(options: Mapping[str, Any], parts: Tensors) -> torch.Tensor:
     """Dequantize GPTQ: qweight [in / 8, out] with 4 bits; format "gptq" stores zero points minus one."""
     bits = int(options.get("bits", 4))
     if bits not in (2, 4, 8):
-        raise UserError(f"GPTQ weights with {bits} bits are not read here: only 2, 4 and 8 are.")
+        raise UserError(f"GPTQ weights with {bits} bits are not supported, only 2, 4 and 8 bits.")
     order = list(range(32 // bits))
-    weights = _unpacked(parts[".qweight"].T.contiguous(), bits, order).T
-    zeros = _unpacked(parts[".qzeros"], bits, order)
+    weights = _unpack(parts[".qweight"].T.contiguous(), bits, order).T
+    zeros = _unpack(parts[".qzeros"], bits, order)
     if options.get("checkpoint_format", "gptq") == "gptq":
         zeros = zeros + 1
     groups_of_rows = parts[".g_idx"].long()
@@ -147,7 +151,7 @@ def _gptq(options: Mapping[str, Any], parts: Tensors) -> torch.Tensor:
 def _compressed_tensors(options: Mapping[str, Any], parts: Tensors) -> torch.Tensor:
     """Dequantize compressed-tensors' pack-quantized layout: weight_packed [out, in * bits / 32], symmetric.
 
-    Integers are stored with an offset of half their range; one scale per group of columns, or per row.
+    Integers are stored with an offset of half their range; each group of columns, or each row, has a scale.
     """
     groups = [dict(group) for group in dict(options.get("config_groups") or {}).values()]
     weights = [dict(group.get("weights") or {}) for group in groups]
@@ -158,18 +162,21 @@ def _compressed_tensors(options: Mapping[str, Any], parts: Tensors) -> torch.Ten
     width = widths.pop() if len(widths) == 1 else 0
     if formats != {"pack-quantized"} or width not in (4, 8) or not symmetric or reordered:
         raise UserError(
-            f"compressed-tensors weights of format {', '.join(sorted(formats))} are not read here: only "
-            "pack-quantized ones of one width, 4 or 8 bits, symmetric and in their own order are.",
+            f"compressed-tensors weights of format {', '.join(sorted(formats))} are not supported, only "
+            "pack-quantized ones of a single width (4 or 8 bits), symmetric and not reordered.",
             "Start from the unquantized model.",
         )
-    codes = _unpacked(parts[".weight_packed"], width, list(range(32 // width))) - 2 ** (width - 1)
+    codes = _unpack(parts[".weight_packed"], width, list(range(32 // width))) - 2 ** (width - 1)
     scales = parts[".weight_scale"].float()
     dequantized: torch.Tensor = codes * scales.repeat_interleave(codes.shape[1] // scales.shape[1], 1)
     return dequantized
 
 
-def _unpacked(packed: torch.Tensor, bits: int, order: list[int]) -> torch.Tensor:
-    """Unpack int32 [rows, columns] to float32 [rows, columns * 32 / bits]."""
+def _unpack(packed: torch.Tensor, bits: int, order: list[int]) -> torch.Tensor:
+    """Unpack int32 [rows, columns] to float32 [rows, columns * 32 / bits].
+
+    ``order``: position of each unpacked value in the int32, in units of ``bits``.
+    """
     import torch
 
     shifts = torch.tensor(order, dtype=torch.int32) * bits
@@ -178,6 +185,7 @@ def _unpacked(packed: torch.Tensor, bits: int, order: list[int]) -> torch.Tensor
 
 
 def _bitsandbytes(_options: Mapping[str, Any], parts: Tensors) -> torch.Tensor:
+    """Dequantize weights of bitsandbytes in 8 bits, or in 4 bits if the package is installed."""
     import torch
 
     if "SCB" in parts:

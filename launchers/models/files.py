@@ -12,7 +12,7 @@ from typing import Any
 from estimator.errors import UserError
 from estimator.untrusted import parse_json, plain_name, read_json_object
 
-# Configuration, tokenizer, safetensors, code; no other formats of the same weights, no folders
+# Files to fetch: configuration, tokenizer, safetensors, code; no weights in other formats, no subfolders
 PATTERNS = (
     "*.json",
     "*.safetensors",
@@ -24,13 +24,13 @@ PATTERNS = (
     "*.py",
 )
 NOT_PATTERNS = ("*/*", "consolidated*", "adapter_*")
-# PyTorch files, for models without safetensors; no variants in another type
+# PyTorch files, for models without safetensors; no variants in another data type
 PICKLED_PATTERNS = ("pytorch_model.bin", "pytorch_model-*-of-*.bin")
 INDEX = "model.safetensors.index.json"
 PICKLED_INDEX = "pytorch_model.bin.index.json"
 _PART = re.compile(r"-\d+-of-\d+\.")
-_TRAINABLE = ("F64", "F32", "F16", "BF16")  # safetensors types
-# Token embeddings of Llama's kind, DeepSeek V4, GPT-NeoX, GPT-J and MPT, Falcon, Nemotron-H
+_TRAINABLE = ("F64", "F32", "F16", "BF16")  # names of data types in safetensors
+# Names of the token embedding in Llama-like models, DeepSeek V4, GPT-NeoX, GPT-J and MPT, Falcon, Nemotron-H
 _EMBEDDINGS = (
     "embed_tokens.weight",
     "embed.weight",
@@ -46,7 +46,7 @@ _LFS_POINTER = b"version https://git-lfs"
 def check_complete(folder: Path) -> None:
     """Raise UserError unless config.json, a tokenizer and all weights are present and intact.
 
-    Reads the headers of safetensors files, not the weights; their embedding must match config.json. Of
+    Of safetensors files only the headers are read; the shape of the embedding must match config.json. Of
     ``pytorch_model*.bin`` (:func:`pickled_files`) only the container format is checked.
     """
     if not folder.is_dir():
@@ -60,7 +60,7 @@ def check_complete(folder: Path) -> None:
     )
     if not any(all((folder / name).is_file() for name in names) for names in tokenizers):
         raise UserError(f"{folder} has no tokenizer.", "tokenizer.json (or tokenizer.model) belongs there.")
-    for name in ("tokenizer_config.json", "generation_config.json"):  # the export copies them
+    for name in ("tokenizer_config.json", "generation_config.json"):  # copied by the export
         if (folder / name).exists():
             read_json_object(folder / name)
     pickled = pickled_files(folder)
@@ -74,9 +74,9 @@ def check_complete(folder: Path) -> None:
 
 
 def tensor_shapes(folder: Path, *, quantized: bool = False) -> dict[str, tuple[int, ...]]:
-    """Return name -> shape of all tensors, from the headers of safetensors; UserError for broken files.
+    """Read tensor name -> shape from the headers of safetensors files; raises UserError for broken files.
 
-    Weights of other types than 16, 32 and 64 bits are refused unless the model is ``quantized``.
+    Also raises UserError for weights of other types than 16, 32 and 64 bits, unless ``quantized``.
     """
     shapes: dict[str, tuple[int, ...]] = {}
     for path in weight_files(folder):
@@ -85,15 +85,15 @@ def tensor_shapes(folder: Path, *, quantized: bool = False) -> dict[str, tuple[i
 
 
 def pickled_files(folder: Path) -> list[Path]:
-    """Return the model's PyTorch files; none if there are safetensors, which take precedence.
+    """List the model's PyTorch files; empty if it has safetensors, which take precedence.
 
-    Raises UserError if files listed in the index are missing.
+    Raises UserError if files of the index are missing.
     """
     if (folder / INDEX).exists() or any(is_model_file(path.name) for path in folder.glob("*.safetensors")):
         return []
     listed = sorted(set(_weight_map(folder, PICKLED_INDEX).values()))
     if listed:
-        return _present(folder, listed, PICKLED_INDEX)
+        return _check_listed(folder, listed, PICKLED_INDEX)
     return [path for path in [folder / "pytorch_model.bin"] if path.is_file()]
 
 
@@ -105,7 +105,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def _weight_map(folder: Path, index: str = INDEX) -> dict[str, str]:
-    """Read tensor name -> file name from the index; empty without an index."""
+    """Read tensor name -> file name from an index; empty if there is no index."""
     path = folder / index
     if not path.exists():
         return {}
@@ -119,10 +119,10 @@ def _weight_map(folder: Path, index: str = INDEX) -> dict[str, str]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """List a folder's safetensors, by their index if it exists; UserError if some or all are missing."""
+    """List a folder's safetensors, by the index if it has one; raises UserError if files are missing."""
     listed = sorted(set(_weight_map(folder).values()))
     if listed:
-        return _present(folder, listed, INDEX)
+        return _check_listed(folder, listed, INDEX)
     files = sorted(path for path in folder.glob("*.safetensors") if is_model_file(path.name))
     if not files:
         unsupported = sorted(
@@ -138,7 +138,7 @@ def weight_files(folder: Path) -> list[Path]:
             advice = f"It has {unsupported[0].name}, but *.safetensors or pytorch_model*.bin are needed."
         raise UserError(f"No weights in {folder}.", advice)
     part = next((path.name for path in files if _PART.search(path.name)), None)
-    if part:  # left by a download interrupted before the index
+    if part:  # a download was interrupted before the index
         raise UserError(
             f"{folder} has {part}, one part of the weights, and no {INDEX}.",
             "Fetch it again: the index lists the parts of the model.",
@@ -146,7 +146,8 @@ def weight_files(folder: Path) -> list[Path]:
     return files
 
 
-def _present(folder: Path, listed: list[str], index: str) -> list[Path]:
+def _check_listed(folder: Path, listed: list[str], index: str) -> list[Path]:
+    """Return the paths of the files listed in an index; raises UserError if one does not exist."""
     missing = [name for name in listed if not (folder / name).is_file()]
     if missing:
         raise UserError(
@@ -157,7 +158,7 @@ def _present(folder: Path, listed: list[str], index: str) -> list[Path]:
 
 
 def _check_pickled(path: Path) -> None:
-    """Raise UserError unless torch.save may have written the file: a zip, or (before 1.6) a pickle."""
+    """Raise UserError unless the file has a format of torch.save: zip, or pickle before torch 1.6."""
     with path.open("rb") as file:
         head = file.read(len(_LFS_POINTER))
     if head == _LFS_POINTER:
@@ -169,9 +170,9 @@ def _check_pickled(path: Path) -> None:
 
 
 def read_header(path: Path, *, quantized: bool = False) -> dict[str, tuple[int, ...]]:
-    """Read the shapes in a safetensors file; raises UserError unless its length matches the header.
+    """Read tensor name -> shape from a safetensors file; raises UserError unless its size matches the header.
 
-    Format: 8 bytes of header length, a JSON header, the data
+    ``quantized``: allow weights of any type. Format: 8 bytes of header length, a JSON header, the data
     (https://github.com/huggingface/safetensors#format).
     """
     size = path.stat().st_size
@@ -195,10 +196,10 @@ def read_header(path: Path, *, quantized: bool = False) -> dict[str, tuple[int, 
             raise UserError(f"{path} is not a safetensors file.", "Delete it and fetch it again.") from None
     if size < expected:
         raise _truncated(path, size, f"{expected:,}")
-    untrained = next((name for name, kind in kinds.items() if kind not in _TRAINABLE), None)
-    if untrained is not None and not quantized:
+    unsupported_weight = next((name for name, kind in kinds.items() if kind not in _TRAINABLE), None)
+    if unsupported_weight is not None and not quantized:
         raise UserError(
-            f"{path}: {untrained} is of type {kinds[untrained]}, which is not trained.",
+            f"{path}: {unsupported_weight} is of type {kinds[unsupported_weight]}, which cannot be trained.",
             "Start from the unquantized model; --method qlora quantizes it on loading.",
         )
     if size > expected:
@@ -220,6 +221,7 @@ def _truncated(path: Path, size: int, expected: str) -> UserError:
 
 
 def _check_index(folder: Path, shapes: dict[str, tuple[int, ...]]) -> None:
+    """Raise UserError if the index lists tensors that no file has."""
     missing = [name for name in _weight_map(folder) if name not in shapes]
     if missing:
         raise UserError(
@@ -229,6 +231,7 @@ def _check_index(folder: Path, shapes: dict[str, tuple[int, ...]]) -> None:
 
 
 def _check_embedding(folder: Path, config: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> None:
+    """Raise UserError unless the shape of the token embedding matches config.json."""
     text = config.get("text_config") or config
     expected = (text.get("vocab_size"), text.get("hidden_size"))
     embedding = next((shape for name, shape in shapes.items() if name.endswith(_EMBEDDINGS)), None)
@@ -255,6 +258,6 @@ def is_model_file(
 
 
 def patterns_for(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the patterns of files to fetch: safetensors if the model has them, else PyTorch files too."""
+    """Return the patterns of files to fetch; with PyTorch files if the model has no safetensors."""
     safetensors = any(name.endswith(".safetensors") and is_model_file(name) for name in names)
     return PATTERNS if safetensors else PATTERNS + PICKLED_PATTERNS

@@ -13,25 +13,27 @@ from launchers.base.imports import imported_quietly
 from launchers.models import causal
 from launchers.models.files import tensor_shapes, weight_files
 
-_NAMED = 3  # tensors listed in a message
+_NAMED = 3  # maximum number of tensors named in a message
 _ADVICE = "Weights and config.json belong to different models, or are incomplete: fetch or export both again."
 
 
 def check_fits(folder: Path, *, rewards: bool = False, trust_remote_code: bool = False) -> None:
     """Raise UserError if tensors of the model are missing, have another shape, or would not be used.
 
-    The model is built without memory (torch's meta device) and loaded by transformers with the shapes in the
-    files' headers, which handles renamed, tied and ignored tensors. A layer missing in the files would be
-    trained from random values, and one missing in config.json would be dropped. ``rewards``: the model must
-    output one score per text instead of next tokens. ``trust_remote_code``: it may run its folder's code.
+    A layer missing in the files would be trained from random values; a layer missing in config.json would be
+    dropped. To find them, the model is built on torch's meta device (without memory), and transformers loads
+    meta tensors with the shapes in the files' headers, which handles renamed, tied and ignored tensors.
+
+    ``rewards``: the model must output one score per text instead of next tokens. ``trust_remote_code``:
+    whether code of the model's folder may be run.
     """
-    with _quietly():
+    with _silenced():
         _check(folder, tensor_shapes(folder), rewards, trust_remote_code)
 
 
 @contextmanager
-def _quietly() -> Iterator[None]:
-    """Suppress transformers' progress bar and table of differences, and torchao's messages on import."""
+def _silenced() -> Iterator[None]:
+    """Suppress progress bars and load reports of transformers, and messages of torchao on import."""
     with causal.without_progress_bars():
         from transformers.utils import logging as transformers_logging
 
@@ -47,7 +49,7 @@ def _quietly() -> Iterator[None]:
 
 
 def _check_layers(folder: Path, config: Any, tensors: int) -> None:
-    """Raise UserError if there are fewer tensors than layers, each of which takes time and memory."""
+    """Raise UserError if the model has more layers than tensors: building them takes time and memory."""
     for name in ("num_hidden_layers", "num_encoder_layers", "num_decoder_layers"):
         layers = getattr(config, name, None)
         if isinstance(layers, int) and layers > tensors:
@@ -60,35 +62,36 @@ def _check_layers(folder: Path, config: Any, tensors: int) -> None:
 def _check(
     folder: Path, shapes: Mapping[str, tuple[int, ...]], rewards: bool, trust_remote_code: bool
 ) -> None:
+    """Compare the tensors of these shapes with the model of config.json; raises UserError."""
     import torch
 
-    empty = _empty_model(folder, len(shapes), rewards, trust_remote_code)
-    # If the files contain both of two tied weights, transformers compares values, which headers lack
-    doubled = {
+    meta_model = _empty_model(folder, len(shapes), rewards, trust_remote_code)
+    # If the files contain both of two tied weights, transformers compares their values, unknown on meta
+    stored_twice = {
         name: tied_to
-        for name, tied_to in empty.all_tied_weights_keys.items()
+        for name, tied_to in meta_model.all_tied_weights_keys.items()
         if {name, tied_to} <= shapes.keys()
     }
-    for name, tied_to in doubled.items():
-        _check_same(folder, name, tied_to)
+    for name, tied_to in stored_twice.items():
+        _check_equal(folder, name, tied_to)
     tensors = {
         name: torch.empty(shape, dtype=torch.bfloat16, device="meta")
         for name, shape in shapes.items()
-        if name not in doubled
+        if name not in stored_twice
     }
     try:
-        _, differences = type(empty).from_pretrained(
+        _, differences = type(meta_model).from_pretrained(
             None,
-            config=empty.config,
+            config=meta_model.config,
             state_dict=tensors,
             device_map={"": "meta"},
             dtype=torch.bfloat16,
             output_loading_info=True,
             ignore_mismatched_sizes=True,
         )
-    except RuntimeError:  # tensors to be merged, such as a layer's experts, have incompatible shapes
-        differences = _differences(empty, shapes)
-    problem = _problem(
+    except RuntimeError:  # tensors that are merged on loading, such as experts, have incompatible shapes
+        differences = _differences(meta_model, shapes)
+    problem = _describe_differences(
         missing=sorted(differences["missing_keys"]),
         mismatched=[
             f"{name} is {list(actual)} instead of {list(expected)}"
@@ -101,7 +104,10 @@ def _check(
 
 
 def _empty_model(folder: Path, tensors: int, rewards: bool, trust_remote_code: bool) -> Any:
-    """Build the model of config.json on the meta device. ``tensors``: number of tensors in the files."""
+    """Build the model of config.json on the meta device; raises UserError.
+
+    ``tensors``: number of tensors in the files, the maximum number of layers.
+    """
     import torch
     from huggingface_hub.errors import StrictDataclassError
 
@@ -120,8 +126,8 @@ def _empty_model(folder: Path, tensors: int, rewards: bool, trust_remote_code: b
         ) from None
 
 
-def _check_same(folder: Path, name: str, tied_to: str) -> None:
-    """Raise UserError if two tied tensors differ, of which torchtune would drop the first."""
+def _check_equal(folder: Path, name: str, tied_to: str) -> None:
+    """Raise UserError if two tied tensors differ; torchtune would silently ignore ``name``."""
     import torch
     from safetensors import safe_open
 
@@ -137,16 +143,19 @@ def _check_same(folder: Path, name: str, tied_to: str) -> None:
         )
 
 
-def _differences(empty: Any, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
-    """Compare the files with those that transformers would write, in the format of from_pretrained."""
+def _differences(meta_model: Any, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+    """Compare the files' tensors with those that transformers would save.
+
+    Returns a mapping with keys of from_pretrained's loading info: missing, mismatched, unexpected.
+    """
     from transformers.core_model_loading import revert_weight_conversion
 
     saved = {
         name: tuple(tensor.shape)
-        for name, tensor in revert_weight_conversion(empty, empty.state_dict()).items()
+        for name, tensor in revert_weight_conversion(meta_model, meta_model.state_dict()).items()
     }
     return {
-        "missing_keys": saved.keys() - shapes.keys() - empty.all_tied_weights_keys.keys(),
+        "missing_keys": saved.keys() - shapes.keys() - meta_model.all_tied_weights_keys.keys(),
         "mismatched_keys": [
             (name, shape, saved[name]) for name, shape in shapes.items() if saved.get(name, shape) != shape
         ],
@@ -154,7 +163,8 @@ def _differences(empty: Any, shapes: Mapping[str, tuple[int, ...]]) -> dict[str,
     }
 
 
-def _problem(*, missing: Sequence[str], mismatched: Sequence[str], unused: Sequence[str]) -> str:
+def _describe_differences(*, missing: Sequence[str], mismatched: Sequence[str], unused: Sequence[str]) -> str:
+    """List the differences with the first tensors of each kind; empty if there are none."""
     parts = (("missing", missing), ("of another shape", mismatched), ("not used by such a model", unused))
     return "; ".join(
         f"{len(names)} tensor{'s are' if len(names) > 1 else ' is'} {problem} "

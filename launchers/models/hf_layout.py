@@ -1,7 +1,7 @@
-"""Lays out a trained model as Hugging Face folders, without torch: files are linked, not copied.
+"""Layout of a trained model as Hugging Face folders, without torch; weights are linked, not copied.
 
-The model and its adapter go to separate folders: transformers applies an adapter_config.json that is stored
-next to weights, and so would apply an adapter a second time to weights that it is merged into already.
+A merged model and its adapter are in separate folders: if adapter_config.json were next to merged weights,
+transformers would apply the adapter a second time.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """List the weight files that transformers loads, without copies in another layout."""
+    """List the weight files that transformers loads; copies in other formats are omitted."""
     index = folder / INDEX
     if index.is_file():
         return [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
@@ -45,7 +45,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def lay_out_model(weights: Sequence[Path], model_dir: Path, destination: Path) -> None:
-    """Lay out a model: ``weights`` (safetensors) under their usual names, other files of ``model_dir``."""
+    """Create a model folder: ``weights`` (safetensors) under usual names, other files from ``model_dir``."""
     destination.mkdir(parents=True, exist_ok=True)
     _copy_files(model_dir, (*_MODEL_FILES, *_TOKENIZER_FILES, *_code_files(model_dir)), destination)
     dtypes = place_weights(weights, destination)
@@ -53,7 +53,7 @@ def lay_out_model(weights: Sequence[Path], model_dir: Path, destination: Path) -
 
 
 def place_weights(weights: Sequence[Path], destination: Path) -> set[str]:
-    """Link the weight files, write their index, and return their data types (names of safetensors)."""
+    """Link the weight files, write their index, and return their data types as named in safetensors."""
     if not weights:
         raise FileNotFoundError("the engine left no weights to lay out")
     weight_map: dict[str, str] = {}
@@ -73,7 +73,7 @@ def place_weights(weights: Sequence[Path], destination: Path) -> set[str]:
 
 
 def lay_out_adapter(weights: Path, config: dict[str, Any], destination: Path, *, base_model: str) -> None:
-    """Lay out an adapter in PEFT's format; ``base_model``: name of the model that it belongs to."""
+    """Create an adapter folder in PEFT's format. ``base_model``: name of the adapter's base model."""
     destination.mkdir(parents=True, exist_ok=True)
     link(weights, destination / "adapter_model.safetensors")
     values = {"task_type": "CAUSAL_LM"} | config | {"base_model_name_or_path": base_model}
@@ -81,9 +81,9 @@ def lay_out_adapter(weights: Path, config: dict[str, Any], destination: Path, *,
 
 
 def lay_out_adapter_v2(source: Path, destination: Path, *, base_model: str) -> None:
-    """Lay out a LLaMA-Adapter v2 in the form that the loop's ``adapter_v2.load`` reads.
+    """Create the folder of a LLaMA-Adapter v2, for ``adapter_v2.load`` of launchers.engines.loop.
 
-    ``base_model``: name of the model that it belongs to.
+    ``base_model``: name of the adapter's base model.
     """
     destination.mkdir(parents=True, exist_ok=True)
     link(source / ADAPTER_V2_WEIGHTS, destination / ADAPTER_V2_WEIGHTS)
@@ -97,7 +97,7 @@ def lay_out_tokenizer(model_dir: Path, destination: Path) -> None:
 
 
 def _code_files(model_dir: Path) -> tuple[str, ...]:
-    """Return the pattern of the folder's code files if its configuration names any (``auto_map``)."""
+    """Return the pattern of Python files if a configuration of the folder names any (``auto_map``)."""
     configs = [path for path in model_dir.glob("*config.json") if '"auto_map"' in path.read_text()]
     return ("*.py",) if configs else ()
 
@@ -131,7 +131,7 @@ def safetensors_header(path: Path) -> dict[str, Any]:
 
 
 def _set_dtype(config_path: Path, dtypes: set[str]) -> None:
-    """Set config.json's data type to that of the weights, because transformers loads them as this type."""
+    """Set ``dtype`` in config.json to the weights' type, because transformers loads weights as ``dtype``."""
     if len(dtypes) != 1 or (dtype := _DTYPES.get(next(iter(dtypes)))) is None:
         return
     config = json.loads(config_path.read_text())

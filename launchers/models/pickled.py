@@ -1,4 +1,4 @@
-"""PyTorch's pickled weights (``pytorch_model*.bin``): safe reading, and conversion to safetensors."""
+"""Pickled weights of PyTorch (``pytorch_model*.bin``): safe reading and conversion to safetensors."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from launchers.models.files import pickled_files
 if TYPE_CHECKING:
     import torch
 
-_SPARE_BYTES = 2**30  # for torch itself while it reads a file
-# Exceptions of torch.load for bytes that are not a complete pickle
+_SPARE_BYTES = 2**30  # memory for torch itself while it reads a file
+# Exceptions that torch.load raises for incomplete or invalid pickles
 _BROKEN = (
     MemoryError,
     RuntimeError,
@@ -31,16 +31,16 @@ _BROKEN = (
     AttributeError,
     AssertionError,
 )
-# torch's messages for a pickle's calls: "Unsupported global: GLOBAL os.system was not an allowed global",
+# torch's messages for calls in a pickle: "Unsupported global: GLOBAL os.system was not an allowed global",
 # "Trying to load unsupported GLOBAL posix.system whose module posix is blocked"
 _CALLED = re.compile(r"GLOBAL ([\w.]+)")
 
 
 def write_safetensors(source: Path, folder: Path) -> None:
-    """Write the weights of a folder with PyTorch files as safetensors into ``folder``, one file at a time.
+    """Convert a model's PyTorch files to safetensors in ``folder``, one file at a time.
 
-    None of the files' code is executed. Raises UserError for a pickle that contains anything but tensors, or
-    is unreadable.
+    No code in the files is executed. Raises UserError for a pickle that contains anything but tensors, or is
+    unreadable.
     """
     files = (
         (
@@ -53,9 +53,9 @@ def write_safetensors(source: Path, folder: Path) -> None:
 
 
 def read(path: Path) -> dict[str, torch.Tensor]:
-    """Read the tensors of one file, memory-mapped if its format allows; UserError for any other file."""
-    torch = _torch(path)
-    mapped = zipfile.is_zipfile(path)  # False for files of torch before 1.6
+    """Read the tensors of a file, memory-mapped if its format allows; raises UserError for other content."""
+    torch = _import_torch(path)
+    mapped = zipfile.is_zipfile(path)  # false for files of torch before 1.6
     try:
         with _memory_limited(path.stat().st_size):
             content = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
@@ -71,10 +71,10 @@ def read(path: Path) -> dict[str, torch.Tensor]:
     except _BROKEN as error:
         raise _unreadable(path, str(error).partition("\n")[0] or type(error).__name__) from None
     if not isinstance(content, dict):
-        raise _no_weights(path, f"a {type(content).__name__}")
+        raise _not_weights(path, f"a {type(content).__name__}")
     for name, value in content.items():
         if not isinstance(name, str) or not isinstance(value, torch.Tensor) or value.layout != torch.strided:
-            raise _no_weights(path, f"{name!r} as a {type(value).__name__}")
+            raise _not_weights(path, f"{name!r} as a {type(value).__name__}")
         if value.nbytes > value.untyped_storage().nbytes():
             raise _unreadable(path, f"{name!r} would have {value.nbytes:,} bytes, of fewer in the file")
     return content
@@ -82,7 +82,7 @@ def read(path: Path) -> dict[str, torch.Tensor]:
 
 @contextmanager
 def _memory_limited(size: int) -> Iterator[None]:
-    """Limit the block's memory to what tensors of a file of ``size`` bytes can need."""
+    """Limit the process's memory in the block to what the tensors of a file of ``size`` bytes need."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     resident_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     limit = resident_bytes + 3 * size + _SPARE_BYTES
@@ -101,7 +101,8 @@ def _unreadable(path: Path, reason: str) -> UserError:
     )
 
 
-def _torch(path: Path) -> Any:
+def _import_torch(path: Path) -> Any:
+    """Import torch; raises UserError if it is not installed."""
     try:
         with collector_paused():
             import torch
@@ -112,7 +113,7 @@ def _torch(path: Path) -> Any:
     return torch
 
 
-def _no_weights(path: Path, content: str) -> UserError:
+def _not_weights(path: Path, content: str) -> UserError:
     return UserError(
         f"{path} holds {content} instead of names and tensors of a model.",
         "Save only the model's weights: torch.save(model.state_dict(), ...).",
@@ -120,10 +121,10 @@ def _no_weights(path: Path, content: str) -> UserError:
 
 
 def _deduplicated(path: Path, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Give each tensor separate memory; of several names for one tensor (tied weights) keep the first.
+    """Copy tensors that share memory; of several names of one tensor (tied weights) keep only the first.
 
-    The first is the embedding, not the tied head, because models save their parts in the order of the forward
-    pass.
+    The first is the embedding, not the tied head, because models save their modules in the order of the
+    forward pass. Raises UserError if the tensors need more than twice the size of the file.
     """
     tensors_by_name: dict[str, torch.Tensor] = {}
     total_bytes, limit_bytes = 0, 2 * path.stat().st_size

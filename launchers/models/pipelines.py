@@ -11,28 +11,28 @@ from launchers.models.files import is_model_file, read_header
 
 INDEX = "model_index.json"
 NETWORKS = ("unet", "vae", "text_encoder", "text_encoder_2")
-_OTHERS = {
+_CONFIG_FILES = {
     "tokenizer": "tokenizer_config.json",
     "tokenizer_2": "tokenizer_config.json",
     "scheduler": "scheduler_config.json",
 }
-# Each network's weights once, as safetensors: no copies in half precision or other formats, and no pipelines
-# in a single file
+# Files to fetch: the weights of each network once, as safetensors; no copies in half precision or in other
+# formats, and no single-file pipelines
 PATTERNS = (
     INDEX,
     *(f"{name}/{files}" for name in NETWORKS for files in ("*.json", "*.safetensors")),
-    *(f"{name}/*" for name in _OTHERS),
+    *(f"{name}/*" for name in _CONFIG_FILES),
 )
 NOT_PATTERNS = ("*.fp16.*", "*.non_ema.*", "*/flax_*", "*.onnx", "*.onnx_data", "*/*/*")
 
 
 def is_pipeline(names: Iterable[str]) -> bool:
-    """Whether these file names, relative to a folder, belong to a pipeline."""
+    """Whether a folder with these file names is a pipeline."""
     return INDEX in names
 
 
-def check_whole(folder: Path) -> None:
-    """Raise UserError unless all networks have a configuration and intact weights, and no file is missing."""
+def check_complete(folder: Path) -> None:
+    """Raise UserError unless every network has a configuration and intact weights, and no file is missing."""
     own_code.check_pipeline(folder / INDEX)
     for name in NETWORKS:
         if not (folder / name / "config.json").is_file():
@@ -46,6 +46,6 @@ def check_whole(folder: Path) -> None:
             raise UserError(f"{folder} has no weights in {name}.", "*.safetensors belong there.")
         for path in weights:
             read_header(path)
-    for name, file in _OTHERS.items():
+    for name, file in _CONFIG_FILES.items():
         if not (folder / name / file).is_file():
             raise UserError(f"{folder} has no {name}/{file}.", "Fetch or export the pipeline again.")

@@ -1,7 +1,8 @@
-"""Conversion of published checkpoints to trainable ones: quantized weights to bf16, language part alone.
+"""Conversion of published checkpoints for training: weights to bf16, and only the language model.
 
-Done once, on CPUs, one shard in memory at a time. Formats: MXFP4 (GPT-OSS), FP8 with block scales (DeepSeek
-V3), FP4 next to FP8 (DeepSeek V4), AWQ, GPTQ, compressed-tensors (Kimi K2.5) and bitsandbytes' 4 and 8 bits.
+It runs once per checkpoint, on the CPU, with one shard in memory at a time. Formats: MXFP4 (GPT-OSS), FP8
+with block scales (DeepSeek V3), FP4 next to FP8 (DeepSeek V4), AWQ, GPTQ, compressed-tensors (Kimi K2.5) and
+bitsandbytes' 4 and 8 bits.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from launchers.models.files import read_config, tensor_shapes, weight_files
 if TYPE_CHECKING:
     import torch
 
-SHARD_BYTES = 4 * 1024**3  # of one output file, so that one shard and one matrix are in memory
+SHARD_BYTES = 4 * 1024**3  # maximum size of an output file, which is built in memory
 _LANGUAGE = re.compile(r"^(?:model\.)?language_model\.(?:model\.)?")
 _LANGUAGE_HEAD = re.compile(r"^(?:model\.)?language_model\.lm_head\.")
 
 
 def describe(config: Mapping[str, Any]) -> str:
-    """Describe the conversion, for a line of output."""
+    """Describe the conversion that a checkpoint needs, as a phrase for the log."""
     parts = []
     if method := quantization_of(config):
         parts.append(f"{weight_formats.FORMATS[method].title} weights to bf16")
@@ -38,7 +39,7 @@ def describe(config: Mapping[str, Any]) -> str:
 
 
 def quantization_of(config: Mapping[str, Any]) -> str:
-    """Return the format of the weights; blank for 16 or 32 bits."""
+    """Return the quantization method of the weights; empty for 16 or 32 bits."""
     return hf_config.weight_format(hf_config.quantization_options(config))
 
 
@@ -51,22 +52,22 @@ def bf16_bytes(source: Path) -> int:
 
 
 def write_trainable(source: Path, folder: Path) -> None:
-    """Write config.json and weights of the checkpoint in ``source`` as bf16 safetensors into ``folder``."""
+    """Write config.json and bf16 safetensors of the checkpoint in ``source`` to ``folder``."""
     config = read_config(source)
     trainable = dict(hf_config.language_part(config, str(source)))
     for name in ("quantization_config", "expert_dtype", "torch_dtype"):
         trainable.pop(name, None)
-    model_type, class_name = _code(trainable["model_type"], source)
+    model_type, class_name = _causal_class(trainable["model_type"], source)
     trainable |= {"dtype": "bfloat16", "model_type": model_type, "architectures": [class_name]}
-    if "text_config" in config:  # the outer and the inner configuration may differ in it
+    if "text_config" in config:  # outer and inner configuration may disagree
         names = tensor_shapes(source, quantized=True)
         trainable["tie_word_embeddings"] = not any(name.endswith("lm_head.weight") for name in names)
     (folder / "config.json").write_text(json.dumps(trainable, indent=2) + "\n", encoding="utf-8")
     conversion.write_shards(_shards(source, config), folder)
 
 
-def _code(model_type: str, source: Path) -> tuple[str, str]:
-    """Return transformers' family and class for next-token prediction; UserError if there is none."""
+def _causal_class(model_type: str, source: Path) -> tuple[str, str]:
+    """Return transformers' model_type and class for next-token prediction; raises UserError without one."""
     with collector_paused():
         from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CLASSES
     for family in (model_type, hf_config.shared_code(model_type)):
@@ -79,6 +80,7 @@ def _code(model_type: str, source: Path) -> tuple[str, str]:
 
 
 def _shards(source: Path, config: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
+    """Group the converted tensors into files of at most SHARD_BYTES: (file name, tensors)."""
     shard: dict[str, torch.Tensor] = {}
     size, number = 0, 1
     for name, tensor in _tensors(source, config):
@@ -91,7 +93,7 @@ def _shards(source: Path, config: Mapping[str, Any]) -> Iterator[tuple[str, dict
 
 
 def _tensors(source: Path, config: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Iterate over the language model's tensors, dequantized."""
+    """Iterate over (name, tensor) of the language model, dequantized and in bf16."""
     with collector_paused():
         import torch
         from safetensors import safe_open
@@ -105,18 +107,18 @@ def _tensors(source: Path, config: Mapping[str, Any]) -> Iterator[tuple[str, tor
         }
         file_of_tensor = {name: file for file in files.values() for name in file.keys()}  # noqa: SIM118 - no mapping
         for name, parts in dequantize.groups(method, file_of_tensor):
-            own_name = _language_name(name) if multimodal else name
-            if own_name is None:
+            target_name = _language_name(name) if multimodal else name
+            if target_name is None:
                 continue
             tensors = {part: file_of_tensor[stored].get_tensor(stored) for part, stored in parts.items()}
             tensor = dequantize.dequantize(method, options, tensors)
             if tensor.is_floating_point():
                 tensor = tensor.to(torch.bfloat16)
-            yield own_name, tensor.contiguous()
+            yield target_name, tensor.contiguous()
 
 
 def _language_name(name: str) -> str | None:
-    """Translate a multimodal checkpoint's tensor name to that of its language model; None for other parts."""
+    """Translate a multimodal checkpoint's tensor name to the language model's; None for other parts."""
     if _LANGUAGE_HEAD.match(name):
         return _LANGUAGE_HEAD.sub("lm_head.", name)
     if _LANGUAGE.match(name):

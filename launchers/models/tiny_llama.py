@@ -1,10 +1,10 @@
 """tiny-llama: a generated Llama-3-shaped checkpoint of 5.2 million random parameters.
 
-It can be used like any real checkpoint: Hugging Face layout, safetensors, a real BPE tokenizer, a chat
-template. Needs numpy, safetensors and tokenizers, not torch.
+It can be used like any published checkpoint: Hugging Face layout, safetensors, a real BPE tokenizer, a chat
+template. Its generation needs numpy, safetensors and tokenizers, but not torch.
 
-With the configuration of a larger Llama (:func:`config_of`), the same code generates a checkpoint of that
-shape without a download: memory and speed of training do not depend on the weights' values.
+With the configuration of a larger Llama (:func:`config_of`), a checkpoint of that shape is generated without
+a download, for measurements of memory and speed, which do not depend on the weights' values.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from launchers.dataset import python_docs, support_tickets
 if TYPE_CHECKING:
     from tokenizers import Tokenizer  # type: ignore[import-untyped,unused-ignore]
 
-VOCAB_SIZE = 4096  # of the tokenizer, and of tiny-llama
+VOCAB_SIZE = 4096  # vocabulary of the tokenizer and of tiny-llama
 # QLoRA needs matrix sizes that are multiples of 64 * 256 (NF4's block times the block of its scales)
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -55,11 +55,11 @@ CONFIG: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
 }
 
-# Number of distinct random values; larger matrices, which tiny-llama does not have, repeat them
+# Maximum number of random values in a matrix; larger matrices, which tiny-llama does not have, repeat them
 _RANDOM_VALUES = 2**22
-_FILE_BYTES = 2**30  # minimum size of a file of weights before the next one is started
+_FILE_BYTES = 2**30  # a file of weights that has reached this size is followed by another
 
-# Llama 3's names; the rest of the vocabulary is <|reserved_special_token_N|>
+# Special tokens of Llama 3; the rest of the vocabulary is <|reserved_special_token_N|>
 BOS, EOS, EOT = "<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>"
 PAD = "<|finetune_right_pad_id|>"
 _SPECIAL = (BOS, EOS, PAD, "<|start_header_id|>", "<|end_header_id|>", "<|eom_id|>", EOT, "<|python_tag|>")
@@ -80,7 +80,7 @@ CHAT_TEMPLATE = (
 
 
 def config_of(spec: ModelSpec, dtype: str = "bfloat16") -> dict[str, Any]:
-    """Build config.json for a checkpoint of that shape, with weights of type ``dtype``: float32 or bfloat16.
+    """Build the config.json of a model, with weights of type ``dtype``: float32 or bfloat16.
 
     Raises UserError for a model that is not a plain Llama.
     """
@@ -115,11 +115,11 @@ def config_of(spec: ModelSpec, dtype: str = "bfloat16") -> dict[str, Any]:
 
 
 def make(folder: Path, seed: int = 0, config: Mapping[str, Any] = CONFIG) -> Path:
-    """Write a checkpoint into ``folder`` atomically and return it; an existing one is not changed.
+    """Generate a checkpoint in ``folder`` atomically and return the folder; an existing one is not changed.
 
-    The same Python version, seed and configuration give the same bytes. Takes a second or two for tiny-llama;
-    for larger shapes, the time to write them to disk. The tokenizer is tiny-llama's for any shape, so text
-    uses the first 4096 tokens of a larger vocabulary.
+    The same Python version, seed and configuration give the same bytes. tiny-llama takes one or two seconds,
+    larger models the time to write them to disk. Every model has tiny-llama's tokenizer, so text uses only
+    the first 4096 tokens of a larger vocabulary.
     """
     return make_folder(
         folder, lambda path: _write(path, seed, config), lambda path: (path / "config.json").exists()
@@ -158,7 +158,7 @@ def _write_json(path: Path, values: dict[str, Any]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Weight:
-    """One tensor; its values are repeated if the shape has more elements."""
+    """Tensor to write; ``values`` are repeated if the shape has more elements."""
 
     name: str
     shape: tuple[int, ...]
@@ -166,7 +166,7 @@ class _Weight:
 
 
 def _write_weights(folder: Path, seed: int, config: Mapping[str, Any]) -> None:
-    """Write model.safetensors; if it would be large, several files and their index, as on the Hub."""
+    """Write the weights to model.safetensors, or, if they are large, to several files with an index."""
     files: list[list[_Weight]] = [[]]
     file_bytes, size = 0, 4 if config["dtype"] == "float32" else 2
     for weight in _weights(seed, config):
@@ -189,6 +189,7 @@ def _write_weights(folder: Path, seed: int, config: Mapping[str, Any]) -> None:
 
 
 def _save(weights: Sequence[_Weight], path: Path, dtype: str) -> None:
+    """Write a safetensors file of these weights."""
     if dtype == "float32":
         from safetensors.numpy import save_file
 
@@ -206,11 +207,12 @@ def _save(weights: Sequence[_Weight], path: Path, dtype: str) -> None:
 
 
 def _weights(seed: int, config: Mapping[str, Any]) -> Iterator[_Weight]:
+    """Generate all tensors of a model in the order of its layers."""
     random = np.random.Generator(np.random.PCG64(seed))
     hidden, ffn, head = config["hidden_size"], config["intermediate_size"], config["head_dim"]
     queries, keys = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
     vocabulary = config["vocab_size"]
-    shared: list[NDArray[np.float32]] = []  # values repeated in all large matrices
+    shared: list[NDArray[np.float32]] = []  # values that all large matrices repeat
 
     def draw(count: int) -> NDArray[np.float32]:
         return random.standard_normal(count, dtype=np.float32) * np.float32(config["initializer_range"])
@@ -243,7 +245,7 @@ def _weights(seed: int, config: Mapping[str, Any]) -> Iterator[_Weight]:
 
 
 def _tokenizer() -> Tokenizer:
-    """Train Llama 3's byte-level BPE on the text of the built-in datasets."""
+    """Train a byte-level BPE tokenizer like Llama 3's on the text of the built-in datasets."""
     from tokenizers import (
         AddedToken,
         Regex,

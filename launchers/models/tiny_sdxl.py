@@ -1,8 +1,8 @@
 """tiny-sdxl: a generated pipeline like Stable Diffusion XL's, with 1.4 million random parameters.
 
-It can be used like the real one: diffusers' folder, two text encoders, safetensors, latents of an eighth of
-the image's size, time ids. Its tokenizer has whole tokens for the words of the drawn-shapes dataset, and
-bytes for any other text.
+It can be used like the real one: layout of diffusers, two text encoders, safetensors, latents of an eighth of
+the image's size, time ids. Its tokenizer has one token per word of the drawn-shapes dataset, and bytes for
+other text.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SCALING_FACTOR = 0.13025  # in Stable Diffusion XL's vae/config.json
 _HIDDEN = 32  # width of each text encoder
 _TIME_DIM = 8  # width of each of the six time ids
 
-CONFIG: dict[str, Any] = {  # of the UNet
+CONFIG: dict[str, Any] = {  # configuration of the UNet
     "act_fn": "silu",
     "addition_embed_type": "text_time",
     "addition_time_embed_dim": _TIME_DIM,
@@ -79,17 +79,17 @@ _SCHEDULER: dict[str, Any] = {
     "steps_offset": 1,
     "timestep_spacing": "leading",
 }
-_BEGINS, _ENDS = "<|startoftext|>", "<|endoftext|>"
-_MEASURED = 96  # images used to scale the latents
-_WORDS = 50.0  # factor on CLIP's initial standard deviation of 0.02
+_BOS, _EOS = "<|startoftext|>", "<|endoftext|>"
+_SAMPLE_IMAGES = 96  # number of images that determine the scale of the latents
+_EMBEDDING_SCALE = 50.0  # factor on CLIP's initial standard deviation of 0.02
 _LOG_VARIANCE = -12.0  # negligible for latents with a standard deviation of 1 / SCALING_FACTOR
 
 
 def make(folder: Path, seed: int = 0) -> Path:
-    """Write the pipeline into ``folder`` atomically and return it; an existing one is not changed.
+    """Generate the pipeline in ``folder`` atomically and return the folder; an existing one is not changed.
 
-    The same seed and packages give the same bytes on one machine. Takes a few seconds. Raises UserError if
-    diffusers is not installed.
+    The same seed and package versions give the same bytes on one machine. It takes a few seconds. Raises
+    UserError if diffusers is not installed.
     """
 
     def write(path: Path) -> None:
@@ -113,7 +113,7 @@ def _write(folder: Path, seed: int) -> None:
     tokenizer = _tokenizer()
     ids = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
     text = CLIPTextConfig(**_TEXT, **ids, pad_token_id=tokenizer.pad_token_id, vocab_size=len(tokenizer))
-    with torch.random.fork_rng(devices=[]):  # other random numbers stay the same
+    with torch.random.fork_rng(devices=[]):  # keeps torch's global random state
         torch.manual_seed(seed)
         vae = AutoencoderKL(**_VAE).eval()
         parts = {
@@ -123,9 +123,10 @@ def _write(folder: Path, seed: int) -> None:
             "text_encoder_2": CLIPTextModelWithProjection(text),
         }
     _scale_latents(vae)
-    with torch.no_grad():  # so that prompts differ: random layers pass little of small values
+    # Larger embeddings, because random layers attenuate them until prompts are indistinguishable
+    with torch.no_grad():
         for name in ("text_encoder", "text_encoder_2"):
-            parts[name].get_input_embeddings().weight *= _WORDS
+            parts[name].get_input_embeddings().weight *= _EMBEDDING_SCALE
     scheduler = EulerDiscreteScheduler(**_SCHEDULER)
     pipeline = StableDiffusionXLPipeline(
         **parts, tokenizer=tokenizer, tokenizer_2=tokenizer, scheduler=scheduler
@@ -137,7 +138,7 @@ def _write(folder: Path, seed: int) -> None:
 def _scale_latents(vae: Any) -> None:
     """Scale the VAE so that latents of drawn shapes, times the scaling factor, are standardized by channel.
 
-    Random layers pass little of an image, with another scale in each channel.
+    Random layers attenuate an image, by a different factor in each channel.
     """
     import torch
 
@@ -152,17 +153,17 @@ def _scale_latents(vae: Any) -> None:
 
 
 def _images() -> torch.Tensor:
-    """Return drawn shapes of 64 x 64 pixels, between -1 and 1: [images, 3, 64, 64]."""
+    """Return drawn shapes, scaled to 64 x 64 pixels with values from -1 to 1: [images, 3, 64, 64]."""
     import torch
     from PIL import Image
 
-    files = (io.BytesIO(image) for _, image in drawn_shapes.drawn(_MEASURED))
+    files = (io.BytesIO(image) for _, image in drawn_shapes.draw_images(_SAMPLE_IMAGES))
     pixels = [np.asarray(Image.open(file).resize((64, 64)), dtype=np.float32) for file in files]
     return torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2) / 127.5 - 1
 
 
 def _tokenizer() -> Any:
-    """Build CLIP's tokenizer with a small vocabulary: every byte, and parts of the captions' words."""
+    """Build a CLIP tokenizer with a small vocabulary: all bytes, and words and word parts of the captions."""
     from tokenizers import (  # type: ignore[import-untyped,unused-ignore]
         Tokenizer,
         models,
@@ -177,9 +178,9 @@ def _tokenizer() -> Any:
     trainer = trainers.BpeTrainer(
         vocab_size=10_000, initial_alphabet=alphabet, end_of_word_suffix="</w>", show_progress=False
     )
-    captions = [caption for caption, _ in drawn_shapes.drawn(drawn_shapes.COUNT)]
+    captions = [caption for caption, _ in drawn_shapes.draw_images(drawn_shapes.COUNT)]
     learned.train_from_iterator(captions, trainer)
     merges = [tuple(pair) for pair in json.loads(learned.to_str())["model"]["merges"]]
-    tokens = [*alphabet, *(f"{letter}</w>" for letter in alphabet), *map("".join, merges), _BEGINS, _ENDS]
+    tokens = [*alphabet, *(f"{letter}</w>" for letter in alphabet), *map("".join, merges), _BOS, _EOS]
     vocabulary = {token: number for number, token in enumerate(tokens)}
     return CLIPTokenizer(vocabulary, merges, model_max_length=77)

@@ -1,4 +1,4 @@
-"""Model files: generated, or fetched once from the Hugging Face Hub or S3, and verified before use."""
+"""Model files: generated, or fetched from the Hugging Face Hub or S3, and verified before use."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from estimator.errors import UserError
 from estimator.formatting import format_bytes, format_duration
 from estimator.models import ModelSource, hf_config
 from estimator.terminal import print
-from estimator.untrusted import files_inside
+from estimator.untrusted import list_contained_files
 from launchers.base.workdir import full_disk_explained
 from launchers.models import conversion, pickled, pipelines, published
 from launchers.models.files import (
@@ -35,20 +35,21 @@ from launchers.models.files import (
 _log = logging.getLogger(__name__)
 
 TINY = "tiny-llama"
-GENERATED_VERSION = 2  # increased when the bytes of tiny-llama or tiny-sdxl with the same seed change
+GENERATED_VERSION = 2  # increase it if tiny-llama or tiny-sdxl change for the same seed
 RETRY_ADVICE = "Free some space and run again: complete files are not fetched again."
-FETCH_LIMIT_S = 4 * 3600.0  # maximum wait for another process that fetches the same model
+FETCH_LIMIT_S = 4 * 3600.0  # maximum wait for another process that is fetching the same model
 
 
 def fetch(model: ModelSource, folder: Path, *, vision: bool = False) -> Path:
-    """Fetch the model's complete files as safetensors into ``folder``, and return their folder.
+    """Provide all files of a model as safetensors, in ``folder`` or in place; return their folder.
 
-    A local directory is used in place, and a model in the Hub's cache from there. Existing files are not
-    fetched again, so an interrupted download continues with the file at which it stopped. A model that only
-    has ``pytorch_model*.bin``, is quantized or is multimodal is converted once, into ``folder`` or a folder
-    next to it; a user's directory and the Hub's cache are never written to. If several processes fetch into
-    one folder, one works and the others wait. ``vision``: keep a multimodal model as it is. Raises UserError
-    if the model is unavailable, if the disk is too small (before any download), or if files are broken.
+    A local directory, or the Hub's cache if it has the model, is used in place and never written to. Existing
+    files are not fetched again, so an interrupted download continues with the file at which it stopped. A
+    model that only has ``pytorch_model*.bin``, is quantized or is multimodal is converted once, to ``folder``
+    or a folder next to it. If several processes fetch into one folder, one works and the others wait.
+
+    ``vision``: keep the vision part of a multimodal model. Raises UserError if the model is unavailable, if
+    the disk is too small (before any download), or if files are broken.
     """
     if vision:
         folder = folder.with_name(f"{folder.name}-vision")
@@ -60,7 +61,7 @@ def fetch(model: ModelSource, folder: Path, *, vision: bool = False) -> Path:
     if model.kind == "folder":
         path = Path(model.location)
         _log.debug("Weights of %s are read from %s", model.name, path)
-        check_whole(path)
+        check_model_folder(path)
         if not _needs_conversion(path, vision):
             return path
         name = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]
@@ -71,28 +72,29 @@ def fetch(model: ModelSource, folder: Path, *, vision: bool = False) -> Path:
         _log.info("Fetching weights of %s from %s %s", model.name, model.kind, model.location)
         path = (_fetch_s3 if model.kind == "s3" else _fetch_hub)(model.location, folder)
         _log.info("Weights of %s are in %s", model.name, path)
-        check_whole(path)
+        check_model_folder(path)
         return _convert(path, folder) if _needs_conversion(path, vision) else path
 
 
-def check_whole(path: Path) -> None:
-    """Raise UserError unless the folder of a model or pipeline is complete, and has no links out of it."""
+def check_model_folder(path: Path) -> None:
+    """Raise UserError unless a model or pipeline is complete, without links to files outside its folder."""
     if path.is_dir():
-        files_inside(path)
+        list_contained_files(path)
     if (path / pipelines.INDEX).is_file():
-        pipelines.check_whole(path)
+        pipelines.check_complete(path)
     else:
         check_complete(path)
 
 
 def _patterns(names: Collection[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the patterns of files to fetch, and of exceptions, for a model with these file names."""
+    """Return the patterns of files to fetch and to exclude, for a model with these file names."""
     if pipelines.is_pipeline(names):
         return pipelines.PATTERNS, pipelines.NOT_PATTERNS
     return patterns_for(names), NOT_PATTERNS
 
 
 def _needs_conversion(path: Path, vision: bool) -> bool:
+    """Whether the files must be converted before training; raises UserError if vision prevents that."""
     if (path / pipelines.INDEX).is_file():
         return False
     if pickled_files(path):
@@ -104,11 +106,11 @@ def _needs_conversion(path: Path, vision: bool) -> bool:
             "weights in 16 or 32 bits.",
             "Start from the unquantized model.",
         )
-    return not vision and hf_config.is_rewritten(config)
+    return not vision and hf_config.needs_conversion(config)
 
 
 def _convert(path: Path, folder: Path) -> Path:
-    """Convert a model to trainable safetensors in ``folder``; downloaded originals are deleted."""
+    """Convert a model to safetensors for training in ``folder``; delete downloaded PyTorch files."""
     pickles = pickled_files(path)
     write = pickled.write_safetensors if pickles else published.write_trainable
     if not conversion.is_converted_from(path, folder):
@@ -132,6 +134,7 @@ def _pickled_folder(folder: Path) -> Path:
 
 
 def _check_space(folder: Path, needed_bytes: int, name: str) -> None:
+    """Raise UserError unless ``needed_bytes`` are free on the disk of ``folder``. ``name``: for errors."""
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     free = shutil.disk_usage(existing).free
     if needed_bytes > free:
@@ -145,6 +148,7 @@ def _check_space(folder: Path, needed_bytes: int, name: str) -> None:
 
 
 def _fetch_hub(repo_id: str, folder: Path) -> Path:
+    """Return the model's folder in the Hub's cache, or download it into ``folder``; raises UserError."""
     huggingface_hub = remote.hub()
 
     if _is_complete(folder):
@@ -165,9 +169,8 @@ def _fetch_hub(repo_id: str, folder: Path) -> Path:
         if patterns == PATTERNS + PICKLED_PATTERNS:
             folder = _pickled_folder(folder)
         for path in (folder / ".cache" / "huggingface" / "download").glob("*.incomplete"):
-            path.unlink(
-                missing_ok=True
-            )  # left by a killed download; huggingface_hub (1.33) does not reuse them
+            # Left by a killed download; huggingface_hub (1.33) does not reuse them
+            path.unlink(missing_ok=True)
         missing = sum(size for file, size in sizes.items() if not _has_size(folder / file, size))
         _check_space(folder, missing, f"Model {repo_id}")
         with full_disk_explained(folder, RETRY_ADVICE):
@@ -183,7 +186,7 @@ def _fetch_hub(repo_id: str, folder: Path) -> Path:
 
 
 def _cached(repo_id: str) -> Path | None:
-    """Return the model's folder in the Hub's cache, if it is complete there."""
+    """Return the model's folder in the Hub's cache; None unless it is complete."""
     huggingface_hub = remote.hub()
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -200,7 +203,7 @@ def _cached(repo_id: str) -> Path | None:
 
 def _is_complete(folder: Path) -> bool:
     try:
-        check_whole(folder)
+        check_model_folder(folder)
     except UserError:
         return False
     return True
@@ -212,7 +215,7 @@ def _has_size(path: Path, size: int) -> bool:
 
 @contextmanager
 def _exclusive(folder: Path) -> Iterator[None]:
-    """Hold a lock next to ``folder``; the kernel releases it when this process ends in any way."""
+    """Hold a file lock next to ``folder``, which the kernel releases if this process is killed."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with folder.with_name(f".{folder.name}.lock").open("w") as lock:
         _wait_for(lock, folder)
@@ -220,6 +223,7 @@ def _exclusive(folder: Path) -> Iterator[None]:
 
 
 def _wait_for(lock: IO[str], folder: Path) -> None:
+    """Acquire the lock; raises UserError after FETCH_LIMIT_S."""
     deadline = time.monotonic() + FETCH_LIMIT_S
     announced = False
     while True:
@@ -245,6 +249,7 @@ def _wait_for(lock: IO[str], folder: Path) -> None:
 
 
 def _fetch_s3(url: str, folder: Path) -> Path:
+    """Download a model from S3 into ``folder``, without files that exist already; raises UserError."""
     bucket, prefix = remote.s3_location(url)
     client = remote.s3_client()
     with remote.s3_errors(url):

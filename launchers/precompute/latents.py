@@ -1,14 +1,14 @@
 """Image latents and caption embeddings, precomputed before a UNet is trained on them.
 
-Every node computes some parts of the rows (launchers/precompute/parts.py) in separate processes that hold the
-VAE and the text encoders, so training needs neither. A part is a safetensors file with, for each row R,
+The computation is divided among the nodes (launchers/precompute/parts.py) and runs in separate processes, so
+training needs neither VAE nor text encoders. A part is a safetensors file with, for each row R,
 
-    R.mean, R.std    [4, height / 8, width / 8], fp32: the latent's distribution, sampled again in each step
+    R.mean, R.std    [4, height / 8, width / 8], fp32: distribution of the latent, sampled in each step
     R.text           [77, width]: penultimate hidden layer of both encoders, concatenated
     R.summary        [width]: pooled caption embedding of the second encoder
     R.tokens         int64 [2, 77]: tokens of the caption for both encoders
 
-The folder of the parts also has ``noise.json``: the pipeline's scheduler and the scale of its latents.
+The folder also contains ``noise.json``: configuration of the noise scheduler, and scale of the latents.
 """
 
 from __future__ import annotations
@@ -45,12 +45,13 @@ NOISE = "noise.json"
 ENCODERS = ("vae", "text_encoder", "text_encoder_2")
 
 
-def fetch(
+def precompute(
     job: TrainJob, address: NodeAddress, store: Storage, work: Path, *, max_rows: int | None = None
 ) -> Path:
-    """Compute the latents of the job's rows (at most ``max_rows``); return their folder below ``work``.
+    """Compute the latents of the job's first ``max_rows`` rows (None: all), together with the other nodes.
 
-    Raises UserError as :func:`launchers.precompute.parts.fetch` does.
+    Returns their folder, below ``work``. Raises UserError as
+    :func:`launchers.precompute.parts.compute_all` does.
     """
     data = Prepared(job.data_dir)
     division = parts.Parts(
@@ -67,11 +68,11 @@ def fetch(
         "model_dir": str(job.model_dir),
         "data_dir": str(job.data_dir),
         "device": device,
-        "at_once": _at_once(job),
+        "at_once": _images_per_batch(job),
     }
     limit_s = job.settings.resources.hang_timeout_s
     on_cpu, gpus = device == "cpu", job.plan.layout.processes_per_node
-    parts.fetch(
+    parts.compute_all(
         division,
         request,
         address,
@@ -81,19 +82,19 @@ def fetch(
         limit_s=limit_s,
         processes=1 if on_cpu else gpus,
     )
-    (work / NOISE).write_text(json.dumps(_noise(job.model_dir)))
+    (work / NOISE).write_text(json.dumps(_noise_config(job.model_dir)))
     return work
 
 
 def _fingerprint(job: TrainJob, data: Prepared) -> str:
-    """Hash every input of the latents: images and captions, encoders, and device type."""
+    """Hash all inputs of the computation: images and captions, encoders, and type of device."""
     texts = [data.info.content, job.plan.layout.device, *(field.name for field in dataclasses.fields(Latent))]
     files = [path for name in ENCODERS for path in sorted((job.model_dir / name).glob("*.safetensors"))]
     return parts.fingerprint(texts, files)
 
 
-def _at_once(job: TrainJob) -> int:
-    """Return how many images go through the VAE together, limited by the memory of the plan's GPU."""
+def _images_per_batch(job: TrainJob) -> int:
+    """Return the VAE's batch size, limited by the memory of the plan's GPU."""
     spec, memory = job.model.spec, job.plan.prediction.memory
     if job.plan.layout.device == "cpu" or memory is None or not isinstance(spec, DiffusionSpec):
         return MOST_AT_ONCE
@@ -101,7 +102,8 @@ def _at_once(job: TrainJob) -> int:
     return images_at_once(spec, memory.capacity_bytes)
 
 
-def _noise(model_dir: Path) -> dict[str, Any]:
+def _noise_config(model_dir: Path) -> dict[str, Any]:
+    """Read the content of noise.json from a pipeline's folder."""
     scheduler = read_json_object(model_dir / "scheduler" / "scheduler_config.json")
     path = model_dir / "vae" / "config.json"
     factor = read_json_object(path).get("scaling_factor")
@@ -112,7 +114,7 @@ def _noise(model_dir: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Latent:
-    """Precomputed tensors of one row; the module's docstring lists their shapes."""
+    """Precomputed tensors of one row; for shapes see the module's docstring."""
 
     mean: torch.Tensor
     std: torch.Tensor
@@ -122,12 +124,12 @@ class Latent:
 
     @classmethod
     def of(cls, read: Callable[[str], torch.Tensor], row: int) -> Latent:
-        """Build one row's tensors; ``read`` returns a tensor by its name in a part's file."""
+        """Read one row's tensors. ``read``: returns a tensor by its name in a part's file."""
         return cls(**{field.name: read(f"{row}.{field.name}") for field in dataclasses.fields(cls)})
 
 
 class Latents:
-    """Reader of a folder of latents, row by row, from memory-mapped files."""
+    """Reader of a folder of latents, with memory-mapped files."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -159,34 +161,34 @@ def main() -> None:
 
 
 class Encoders:
-    """A pipeline's VAE, in fp32 because half precision overflows in it, and its text encoders.
+    """VAE and text encoders of a pipeline. The VAE is in fp32, because it overflows in half precision.
 
-    ``at_once``: maximum number of images that go through the VAE together.
+    ``at_once``: maximum batch size of the VAE.
     """
 
     def __init__(self, model_dir: Path, device: str, at_once: int = 1) -> None:
         with collector_paused():
             import torch
 
-        self._folder, self._device, self._at_once = model_dir, torch.device(device), at_once
+        self._folder, self._device, self._images_per_batch = model_dir, torch.device(device), at_once
         self._dtype = torch.bfloat16 if device == "cuda" else torch.float32
 
     def encode(self, data: PreparedImages, rows: range) -> dict[str, torch.Tensor]:
-        """Return all tensors of these rows by name."""
+        """Encode images and captions of the rows; return all tensors by name."""
         import torch
 
         tensors: dict[str, torch.Tensor] = {}
         with torch.inference_mode():
-            for batch in _batches_by_size(data, rows, self._at_once):
+            for batch in _batches_by_size(data, rows, self._images_per_batch):
                 tensors |= _by_row(batch, self._latents(data, batch) | self._texts(data, batch))
         return tensors
 
-    def use(self, *text_encoders: Any) -> None:
-        """Replace the text encoders by these, which must be on the device."""
+    def replace_text_encoders(self, *text_encoders: Any) -> None:
+        """Use other text encoders, which must be on the device already."""
         self._text_encoders = text_encoders
 
     def encode_texts(self, data: PreparedImages, rows: range) -> dict[str, torch.Tensor]:
-        """Return the caption tensors of these rows by name."""
+        """Encode only the captions of the rows; return the tensors by name."""
         import torch
 
         with torch.inference_mode():
@@ -264,7 +266,7 @@ def _batches_by_size(data: PreparedImages, rows: range, max_rows: int) -> list[l
 
 
 def _write(tensors: dict[str, torch.Tensor], path: Path) -> None:
-    """Write the part's file atomically."""
+    """Write the file of a part atomically."""
     from safetensors.torch import save_file
 
     temporary = path.with_suffix(".tmp")

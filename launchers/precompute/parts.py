@@ -1,8 +1,7 @@
-"""Precomputation before training, divided into parts among all nodes.
+"""Precomputation before training, divided into parts that all nodes share.
 
-Each node computes some of the parts, in one process or in one per GPU. Parts are stored in the run's store
-under a key that contains a fingerprint of their inputs, so a part that any run has stored is not computed
-again.
+Each node computes some of the parts, in one process or in one process per GPU. A part's key in the store
+contains a fingerprint of its inputs, so parts of earlier runs with equal inputs are reused.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from launchers.gang.failures import LOG_END, Failure, RankFailed
 from launchers.gang.watch import signal_name
 from launchers.store.bundles import Storage
 
-LOADING_FACTOR = 4  # multiple of the time limit for the first part, which includes loading the model
+LOADING_FACTOR = 4  # the time limit of the first part is longer, as it includes loading the model
 _POLL_S = 0.5
 _HASHED_BYTES = 2**20  # hashed at the beginning and the end of each weight file
 
@@ -34,8 +33,8 @@ _HASHED_BYTES = 2**20  # hashed at the beginning and the end of each weight file
 class Parts:
     """Division of ``count`` items into parts of ``size`` items; each part is one file."""
 
-    name: str  # shown in messages and used in keys of the store
-    module: str  # program that computes parts: python -m MODULE REQUEST
+    name: str  # for messages and keys of the store
+    module: str  # module that computes parts, run as python -m MODULE REQUEST_FILE
     fingerprint: str  # hash of every input of the computation
     count: int  # number of items
     size: int  # items per part
@@ -55,7 +54,7 @@ class Parts:
         return f"{self.name}/{self.fingerprint}/{self.file(part)}"
 
 
-def fetch(
+def compute_all(
     parts: Parts,
     request: Mapping[str, Any],
     address: NodeAddress,
@@ -66,17 +65,17 @@ def fetch(
     limit_s: float,
     processes: int = 1,
 ) -> list[Path]:
-    """Compute all missing parts, together with the other nodes; return all parts' files, in ``work``.
+    """Compute this node's missing parts, wait for those of other nodes, and return all files in ``work``.
 
     Parameters
     ----------
     request:
-        Input of the process, written as JSON with ``parts``, ``count`` and ``out`` added.
+        Input of the computing processes, written as JSON with ``parts``, ``count`` and ``out`` added.
     limit_s:
-        Maximum time until the next part, from this node or another; four times as long for the first
-        part, as the model has to be loaded.
+        Maximum time between two parts; four times as long for the first part, which includes loading the
+        model, and for parts of other nodes.
     processes:
-        Processes on this node. Several processes see one GPU each, a single process sees all GPUs.
+        Number of processes on this node. Each of several processes gets one GPU, a single one all GPUs.
 
     Raises UserError if the computation fails or makes no progress, RankFailed if a signal ended it.
     """
@@ -91,12 +90,12 @@ def fetch(
         for number, share in enumerate(shares):
             values = {**request, "parts": share, "count": parts.count, "out": str(work)}
             (work / f"request-{number}.json").write_text(json.dumps(values))
-        _compute(parts, shares, address.node, store, work, on_cpu=on_cpu, limit_s=limit_s)
+        _run_processes(parts, shares, address.node, store, work, on_cpu=on_cpu, limit_s=limit_s)
     return _gather(parts, store, work, limit_s=LOADING_FACTOR * limit_s)
 
 
 def fingerprint(texts: Iterable[str], files: Iterable[Path]) -> str:
-    """Hash texts, and files by name, size, beginning and end."""
+    """Hash texts, and files by name, size, first and last MiB."""
     digest = hashlib.sha256()
     for text in texts:
         digest.update(text.encode())
@@ -110,7 +109,7 @@ def fingerprint(texts: Iterable[str], files: Iterable[Path]) -> str:
     return digest.hexdigest()[:32]
 
 
-def _compute(
+def _run_processes(
     parts: Parts,
     shares: list[list[int]],
     node: int,
@@ -120,7 +119,7 @@ def _compute(
     on_cpu: bool,
     limit_s: float,
 ) -> None:
-    """Compute parts, each share in a separate process, and store each part as soon as its file exists."""
+    """Compute each share of parts in a separate process; store each part as soon as its file exists."""
     total, parts_done, last_progress = sum(map(len, shares)), 0, time.monotonic()
     logs = [work / f"{parts.name}-{number}.log" for number in range(len(shares))]
     with ExitStack() as stack:
@@ -153,7 +152,7 @@ def _compute(
 
 
 def _error(name: str, node: int, status: int, log: Path) -> RankFailed | UserError:
-    """Return the error for a process that ended early: RankFailed after a signal, so that it is retried."""
+    """Build the error for a process that ended early: RankFailed after a signal, which is retried."""
     if status >= 0:
         reason = tail(log, 1) or f"exit status {status}"
         return UserError(f"The {name} could not be computed: {reason}", f"Its log: {tail(log, 30)}")
@@ -170,7 +169,7 @@ def _error(name: str, node: int, status: int, log: Path) -> RankFailed | UserErr
 
 
 def _gather(parts: Parts, store: Storage, work: Path, *, limit_s: float) -> list[Path]:
-    """Return the files of all parts; waits for those of other nodes."""
+    """Wait for parts of other nodes, and return the files of all parts."""
     files, last_progress = [], time.monotonic()
     for part in parts.numbers:
         while store.size(parts.key(part)) is None:

@@ -24,7 +24,7 @@ from launchers.rejection.answers import Answers, BatchLimit
 from launchers.rejection.shards import make_shards
 from launchers.settings import Settings
 
-FIND_S = 120  # time limit for an interpreter to search a package
+FIND_S = 120  # time limit for an interpreter to find a package
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,7 +56,7 @@ class GenerationRequest:
     def _all_shards(self) -> list[list[Prompt]]:
         rejection = self.settings.rejection
         return rows.shards_of(
-            prompts.read_written(self.prompts),
+            prompts.read_prompts(self.prompts),
             rejection.answers,
             limit=self.limit,
             new_tokens=rejection.max_new_tokens,
@@ -148,7 +148,7 @@ def _sampler(request: GenerationRequest) -> Sampler:
             limit=request.limit,
             gpus=request.gpus,
             memory_bytes=request.memory_bytes,
-            longest=max((prompt.tokens for prompt in prompts.read_written(request.prompts)), default=1),
+            longest=max((prompt.tokens for prompt in prompts.read_prompts(request.prompts)), default=1),
         )
     from launchers.rejection.transformers_sampler import TransformersSampler
 

@@ -64,7 +64,7 @@ def score(request: ScoringRequest, on_shard: Callable[[int, Path], None]) -> Non
 def main(path: Path) -> None:
     """Score the missing shards in this process."""
     request = read_request(ScoringRequest, path)
-    prompt_by_index = {prompt.index: prompt for prompt in prompts.read_written(request.prompts)}
+    prompt_by_index = {prompt.index: prompt for prompt in prompts.read_prompts(request.prompts)}
     scorer = _function_scorer(request) if request.function else _model_scorer(request)
     for shard in range(request.shards):
         file = request.shards_dir / rows.shard_name(shard)
@@ -76,7 +76,7 @@ def main(path: Path) -> None:
 def _function_scorer(request: ScoringRequest) -> Callable[[Sequence[tuple[Prompt, Answers]]], list[Scores]]:
     function = load_function(str(request.function), request.score)
 
-    def scores(answered: Sequence[tuple[Prompt, Answers]]) -> list[Scores]:
+    def scores(prompts_with_answers: Sequence[tuple[Prompt, Answers]]) -> list[Scores]:
         return [
             Scores(
                 index=prompt.index,
@@ -84,7 +84,7 @@ def _function_scorer(request: ScoringRequest) -> Callable[[Sequence[tuple[Prompt
                     score_by(function, request.score, prompt.shown, answer.text) for answer in item.answers
                 ),
             )
-            for prompt, item in answered
+            for prompt, item in prompts_with_answers
         ]
 
     return scores
@@ -97,15 +97,19 @@ def _model_scorer(request: ScoringRequest) -> Callable[[Sequence[tuple[Prompt, A
     model = load_model(folder, folder, request.device, precision_on(request.device))
     rewards_of = RewardModel(folder, model, request.score).rewards
 
-    def scores(answered: Sequence[tuple[Prompt, Answers]]) -> list[Scores]:
+    def scores(prompts_with_answers: Sequence[tuple[Prompt, Answers]]) -> list[Scores]:
         each_of = iter(
             rewards_of(
-                [prompt.with_answer(answer.text) for prompt, item in answered for answer in item.answers]
+                [
+                    prompt.with_answer(answer.text)
+                    for prompt, item in prompts_with_answers
+                    for answer in item.answers
+                ]
             )
         )
         return [
             Scores(index=prompt.index, scores=tuple(next(each_of) for _ in item.answers))
-            for prompt, item in answered
+            for prompt, item in prompts_with_answers
         ]
 
     return scores

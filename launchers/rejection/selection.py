@@ -200,7 +200,7 @@ def overview(prompts: Sequence[Prompt], answers: Sequence[Answers], scores: Sequ
 
 
 def mean_of(scores: Sequence[Scores], indices: Collection[int]) -> float | None:
-    """Return the mean score of all answers to these prompts; None if there are none."""
+    """Return the mean score of all answers to these prompts; None without answers."""
     index_set = set(indices)
     values = [score for item in scores if item.index in index_set for score in item.scores]
     return math.fsum(values) / len(values) if values else None

@@ -1,1 +1,1 @@
-"""Telemetry of the ranks, the run's state computed from it, and its presentation."""
+"""Telemetry of the ranks, the state of the run computed from it, and the output of both."""

@@ -1,7 +1,7 @@
 """Held-out losses during training: selection of the best step, and early stopping.
 
-Both depend only on the losses, so all ranks and nodes decide the same, and so does a run that resumes from a
-checkpoint, which stores the losses.
+Both depend only on the losses, so all ranks and nodes reach the same decision, also after a resume:
+checkpoints contain the losses.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeldOutLoss:
-    """Loss on the held-out rows after a step, as measured by launchers.evaluation.held_out."""
+    """Loss on the held-out rows after a training step, computed as in launchers.evaluation.held_out."""
 
     step: int
     loss: float
@@ -31,7 +31,7 @@ class HeldOutLoss:
         return dataclasses.asdict(self)
 
     def figures(self, task: str) -> dict[str, float]:
-        """Return all known figures as a flat mapping for a tracker, with perplexity for token losses."""
+        """Return the figures as a flat mapping for trackers, with perplexity for token losses."""
         values = {"eval/loss": self.loss} | {f"eval/{name}": value for name, value in self.metrics.items()}
         if TASKS[task].next_token:
             values["eval/perplexity"] = math.exp(self.loss) if self.loss < 700 else math.inf
@@ -42,13 +42,13 @@ Losses = Sequence[HeldOutLoss]
 
 
 def best_of(losses: Losses) -> HeldOutLoss | None:
-    """Return the lowest loss, the earliest of equal ones; NaN is ignored."""
+    """Return the evaluation with the lowest loss, the earliest if several are equal; NaN is ignored."""
     valid = [loss for loss in losses if not math.isnan(loss.loss)]
     return min(valid, key=lambda loss: (loss.loss, loss.step), default=None)
 
 
 def evaluations_without_gain(losses: Losses, min_delta: float) -> int:
-    """Count the evaluations since the last one that was lower by more than ``min_delta``."""
+    """Count the evaluations since the last one that improved the lowest loss by more than ``min_delta``."""
     lowest, since = math.inf, 0
     for loss in losses:
         if loss.loss < lowest - min_delta:
@@ -67,7 +67,7 @@ def stops_early(losses: Losses, settings: Evaluation) -> bool:
 
 
 def describe_stop(losses: Losses, settings: Evaluation) -> str:
-    """Format the reason of early stopping in one line."""
+    """Format the reason for early stopping in one line."""
     best, last = best_of(losses), losses[-1]
     lower = f"lower by more than {settings.min_delta:g}" if settings.min_delta else "lower"
     times = f"{settings.patience} evaluation{'s' if settings.patience != 1 else ''}"
@@ -78,9 +78,9 @@ def describe_stop(losses: Losses, settings: Evaluation) -> str:
 def describe_export(
     losses: Losses, settings: Evaluation, *, exported: int, last_step: int
 ) -> list[tuple[str, str]]:
-    """Return rows of (label, text): the exported step, and the reason if the run stopped early.
+    """Return rows of (label, text): the exported step, and the reason for early stopping, if it was.
 
-    ``exported``: the step that was exported. Empty for a run without evaluations.
+    ``exported``: step that was exported. The list is empty for a run without evaluations.
     """
     if not losses:
         return []

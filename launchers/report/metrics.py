@@ -1,8 +1,8 @@
-"""Metrics of a run in the usual terms, computed from the ranks' telemetry.
+"""Metrics of a run, computed from the ranks' telemetry.
 
-dt, dtf, dtb: seconds of a step, of its forward and of its backward passes. MFU: model FLOPs utilization,
-tokens/s times the model's FLOPs per token (without recomputation) over the GPUs' dense peak (Chowdhery et al.
-2022, PaLM, appendix B). No MFU for a GPU with unknown peak.
+dt, dtf, dtb: duration in seconds of a step, of its forward passes and of its backward passes. MFU (model
+FLOPs utilization): tokens/s times the model's FLOPs per token (without recomputation), divided by the GPUs'
+dense peak FLOPS (Chowdhery et al. 2022, PaLM, appendix B); None if that peak is unknown.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from estimator.plan import GIB
 from launchers.dataset.prepared import Prepared
 from launchers.report.telemetry import DistInfo
 
-# Task-specific figures that fit into a terminal line, with their labels
+# Task-specific figures shown in the terminal line of a step, with their labels
 SHOWN = {"reward": "reward", "kl": "KL", "reward_margin": "margin", "accuracy": "accuracy"}
 
 
@@ -39,13 +39,13 @@ class Metrics:
     mfu: float | None  # 0 to 1
     eta_seconds: float | None  # None: unknown number of steps
     task: dict[str, float] = field(default_factory=dict)  # task-specific figures by name
-    is_image_run: bool = False  # whether samples are images, and tokens the positions of their latents
+    is_image_run: bool = False  # whether samples are images; tokens are then positions of latents
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
     def figures(self) -> dict[str, float]:
-        """Return all known figures as a flat mapping for a tracker."""
+        """Return the known figures as a flat mapping for trackers."""
         omitted = ("step", "task", "is_image_run")
         values = {k: v for k, v in self.to_dict().items() if v is not None and k not in omitted}
         return values | self.task
@@ -60,19 +60,19 @@ def tokens_of_steps(data: Prepared) -> list[int]:
 
 
 def median(values: Sequence[float]) -> float | None:
-    """Return the upper median; None if there are no values."""
+    """Return the median, of an even count the upper one; None if there are no values."""
     return sorted(values)[len(values) // 2] if values else None
 
 
 def typical(metrics: Sequence[Metrics], figure: Callable[[Metrics], float | None]) -> float | None:
-    """Return the median of one figure over a run's steps, without the warm-up step if there are others."""
+    """Return the median of a figure over the steps; the first step counts only if there is no other."""
     values = [figure(step) for step in metrics[1:] or metrics]
     return median([value for value in values if value is not None])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Summary:
-    """Key figures of a finished run; medians exclude the first step, which warms up."""
+    """Key figures of a finished run; medians without the first step, which includes warm-up."""
 
     steps: int
     first_loss: float | None
@@ -101,7 +101,7 @@ def summarize(metrics: Sequence[Metrics]) -> Summary:
 
 
 def step_line(metrics: Metrics, total_steps: int, memory_peak_bytes: int | None = None) -> str:
-    """Format one line for the terminal, most important first: Metaflow prefixes 65 of 120 columns."""
+    """Format a step as one line, most important figures first: Metaflow's prefix takes 65 of 120 columns."""
     parts = [f"step {metrics.step}/{total_steps}", f"loss {metrics.loss:.4f}"]
     if metrics.is_image_run:
         parts.append(f"{metrics.samples_per_second:,.2f} images/s")
@@ -126,7 +126,7 @@ def step_line(metrics: Metrics, total_steps: int, memory_peak_bytes: int | None 
 
 
 def dist_lines(ranks: Sequence[DistInfo]) -> list[str]:
-    """Format the block of distributed information that opens a run."""
+    """Format the placement of the ranks, printed at the start of a run."""
     first = ranks[0]
     hosts = sorted({rank.host for rank in ranks})
     lines = [

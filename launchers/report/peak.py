@@ -1,4 +1,4 @@
-"""Peak memory of a run's largest process, with the counter it was measured by."""
+"""Peak memory of a run's largest process, and the counter that measured it."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def largest_process(
     Parameters
     ----------
     reserved, resident:
-        Peak reserved by torch and peak resident memory of each process; torch's are None on a CPU.
+        Peak memory of each process: reserved by torch (None on a CPU), and resident.
     device_bytes:
-        Peak of the fullest GPU by NVML, minus memory in use before the run; 0 if not measured. A value below
-        torch's reserved memory means that NVML sampled another GPU or too rarely, so torch's peak is used.
+        Peak of the fullest GPU by NVML, minus memory in use before the run; 0: not measured. If it is below
+        torch's reserved memory, NVML sampled another GPU or too rarely, and torch's peak is used.
     """
     largest_reserved = max((size for size in reserved if size), default=None)
     if largest_reserved is None:

@@ -1,4 +1,4 @@
-"""Log lines of training: one that is updated in place on a terminal, a limited number elsewhere."""
+"""Progress of training on standard output: one updated line on a terminal, else a limited number of lines."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from launchers.report.metrics import Metrics, step_line
 from launchers.report.terminal import StepProgress
 
 LINES = 10  # log lines per run with `log_every: auto`, if the run takes less than LINES * MAX_INTERVAL_S
-MIN_INTERVAL_S, MAX_INTERVAL_S = 1.0, 60.0  # limits of the time between two of these lines
+MIN_INTERVAL_S, MAX_INTERVAL_S = 1.0, 60.0  # limits of the time between two of these log lines
 
 
 class Progress:
@@ -20,10 +20,10 @@ class Progress:
     Parameters
     ----------
     total_steps:
-        Number of steps of the whole run.
+        Number of steps of the run.
     interval:
-        Steps between two lines if standard output is no terminal. ``auto``: a tenth of the run, but at
-        most one line per second and at least one per minute. The first step of this training and the last
+        Steps between two lines if standard output is not a terminal. ``auto``: a tenth of the run, but at
+        most one line per second and at least one per minute. The first step of this attempt and the last
         step of the run are always printed.
     """
 
@@ -35,7 +35,7 @@ class Progress:
         self._line = StepProgress()
 
     def step(self, metrics: Metrics, memory_peak_bytes: int | None) -> None:
-        """Show a step; on a terminal it replaces the previous line."""
+        """Show a step: on a terminal in place of the last one, else as a new line at every interval."""
         if not sys.stdout.isatty():
             self.close()  # the terminal may have been closed (launchers.cluster.hangup)
         if sys.stdout.isatty():
@@ -46,7 +46,7 @@ class Progress:
         self._started = True
 
     def _is_logged(self, step: int) -> bool:
-        """Whether a step between the first and the last one is logged."""
+        """Whether to print a step that is neither the first nor the last."""
         if self._interval != "auto":
             return step % self._interval == 0
         seconds = time.monotonic() - self._printed_at
@@ -54,7 +54,7 @@ class Progress:
         return seconds >= MAX_INTERVAL_S or (seconds >= MIN_INTERVAL_S and is_due)
 
     def prints_checkpoint(self) -> bool:
-        """Whether to log a checkpoint that was just written: with ``auto``, at most one per minute."""
+        """Whether to print a line for a new checkpoint: with ``auto``, at most one per minute."""
         now = time.monotonic()
         if (
             self._interval == "auto"
@@ -66,5 +66,5 @@ class Progress:
         return True
 
     def close(self) -> None:
-        """Finish the line in place; later output appears below it."""
+        """Keep the terminal line; later output appears below it."""
         self._line.close()

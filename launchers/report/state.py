@@ -1,4 +1,4 @@
-"""State of a training run on one node, reduced from the telemetry of the node's ranks."""
+"""State of a training run on one node, computed from the telemetry of the node's ranks."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from launchers.report.peak import MemoryPeak, largest_process
 from launchers.report.stragglers import late_lines
 from launchers.report.telemetry import (
     DistInfo,
-    Drawn,
     Evaluated,
+    EvaluationImages,
     Event,
     Memory,
     Phase,
@@ -31,13 +31,13 @@ from launchers.report.telemetry import (
 if TYPE_CHECKING:
     from launchers.report.window import Window
 
-ETA_STEPS = 20  # newest steps whose median time the ETA assumes for the remaining ones
-DRAWN_EVALUATIONS = 2  # newest evaluations whose pictures are kept in addition to the base model's
+ETA_STEPS = 20  # number of newest steps whose median time the ETA assumes for the remaining steps
+KEPT_IMAGE_SETS = 2  # newest evaluations whose images are kept, besides those of the base model
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankMeasured:
-    """Measurements reported by one training process. torch's figures are None on a CPU."""
+    """Measurements of one training process. torch's figures are None on a CPU."""
 
     rank: int
     host: str = ""
@@ -49,21 +49,21 @@ class RankMeasured:
 
 
 class RunState:
-    """Reduces telemetry events to the state that terminal, trackers, card and artifacts read.
+    """State for terminal, trackers, card and artifacts, updated with the telemetry events of a node's ranks.
 
-    A node receives the events of its ranks. A step's time is rank 0's; on a node without rank 0 it is the
-    slowest local rank's. :meth:`add`, :meth:`notes` and :meth:`snapshot` may be called from any thread; the
-    properties only from the thread that adds, or on a snapshot.
+    The duration of a step is rank 0's; on a node without rank 0, the slowest local rank's. :meth:`add`,
+    :meth:`notes` and :meth:`snapshot` are thread-safe; use the properties only in the thread that calls
+    :meth:`add`, or on a snapshot.
 
     Parameters
     ----------
     plan:
-        Plan of this attempt; None if nothing was planned.
+        Plan of this attempt; None for runs without a plan.
     total_steps:
         Optimizer steps of the whole run; None if unknown.
     tokens_of_steps:
-        Tokens that go through the model in each step, over all processes of the run, without padding. None if
-        unknown: then each process is assumed to have as many as the mean of this node's.
+        Tokens that go through the model in each step, over all processes of the run, without padding. None:
+        unknown; the mean of this node's processes is then assumed for all processes.
     """
 
     def __init__(
@@ -87,12 +87,12 @@ class RunState:
         self._evaluated_s = 0.0
         self._checkpoints_s: list[float] = []  # duration of each checkpoint on each rank
         self._evaluations: dict[int, HeldOutLoss] = {}  # by step
-        self._drawn: dict[int, Drawn] = {}  # by step
+        self._evaluation_images: dict[int, EvaluationImages] = {}  # by step
         self._windows: list[Window] = []
         self._late: dict[int, Straggling] = {}  # newest event by rank
 
     def add(self, event: Event) -> None:
-        """Take one event into account."""
+        """Update the state with an event."""
         with self._lock:
             if isinstance(event, Step):
                 self._add_step(event)
@@ -110,37 +110,39 @@ class RunState:
                 from launchers.report.window import Window
 
                 self._windows.append(Window.from_dict(event.window))
-            elif isinstance(event, Drawn):
-                self._add_drawn(event)
+            elif isinstance(event, EvaluationImages):
+                self._add_images(event)
             elif isinstance(event, Straggling):
                 self._late[event.rank] = event
             elif isinstance(event, Evaluated):
                 self._add_evaluated(event)
 
     def notes(self, step: int, *, keeps_best: bool) -> dict[str, Any]:
-        """Return the metrics, evaluations and pictures up to a step, for its checkpoint."""
+        """Return metrics, evaluations and images up to a step, to be stored in its checkpoint."""
         with self._lock:
             evaluations = [evaluation for evaluation in self.evaluations if evaluation.step <= step]
             best = best_of(evaluations) if keeps_best else None
             return {
                 "metrics": [metrics.to_dict() for metrics in self.metrics if metrics.step <= step],
                 "evaluations": [evaluation.to_dict() for evaluation in evaluations],
-                "drawn": [dataclasses.asdict(images) for images in self.drawn if images.step <= step],
+                "drawn": [
+                    dataclasses.asdict(images) for images in self.evaluation_images if images.step <= step
+                ],
                 "best_step": None if best is None else best.step,
             }
 
     def restore(self, notes: Mapping[str, Any], *, with_metrics: bool) -> None:
-        """Restore :meth:`notes` of an earlier attempt. Its times do not count for this attempt's ETA."""
+        """Restore the :meth:`notes` of an earlier attempt, whose times do not count for the ETA."""
         with self._lock:
             for values in notes.get("evaluations", ()):
                 self._evaluations[values["step"]] = HeldOutLoss(**values)
             for values in notes.get("drawn", ()):
-                self._add_drawn(Drawn(**values))
+                self._add_images(EvaluationImages(**values))
             if with_metrics:
                 self._metrics = {entry["step"]: Metrics(**entry) for entry in notes.get("metrics", ())}
 
     def snapshot(self) -> RunState:
-        """Return a copy that later events leave unchanged."""
+        """Return a copy that later events do not change."""
         copied = RunState()
         with self._lock:
             values = {name: copy.copy(value) for name, value in vars(self).items() if name != "_lock"}
@@ -154,27 +156,27 @@ class RunState:
 
     @property
     def phases(self) -> dict[int, str]:
-        """Name of the phase that each rank is in."""
+        """Rank -> name of its current phase."""
         return {rank: phase.name for rank, phase in self._phases.items()}
 
     @property
     def phase(self) -> str:
-        """Phase of the rank that has been in its phase longest; empty before the first report."""
+        """Phase that has lasted longest among the ranks; empty before the first report."""
         oldest = min(self._phases.values(), key=lambda phase: phase.at, default=None)
         return oldest.name if oldest else ""
 
     @property
     def steps(self) -> tuple[Metrics, ...]:
-        """Steps of the run in order, restored ones included; without a loss on a node without rank 0."""
+        """Metrics of all steps in order, including restored ones; without losses on a node without rank 0."""
         return tuple(metrics for _, metrics in sorted(self._metrics.items()))
 
     @property
     def metrics(self) -> tuple[Metrics, ...]:
-        """Steps that rank 0 reported; empty on a node without rank 0."""
+        """Metrics of the steps that rank 0 has reported; empty on a node without rank 0."""
         return tuple(metrics for metrics in self.steps if metrics.loss is not None)
 
     def step(self, number: int) -> Metrics:
-        """Return one step's metrics. Raises KeyError before a rank has reported it."""
+        """Return the metrics of a step; raises KeyError before a rank has reported it."""
         return self._metrics[number]
 
     @property
@@ -184,12 +186,12 @@ class RunState:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Median over the steps, summed over all processes of the run; None if no step reported tokens."""
+        """Tokens per second of the run, as median over the steps; None if no step reported tokens."""
         return typical(self.steps, lambda metrics: metrics.tokens_per_second) or None
 
     @property
     def mfu(self) -> float | None:
-        """Median over the steps; None if no step reported tokens."""
+        """Model FLOPs utilization, as median over the steps; None if unknown."""
         return typical(self.steps, lambda metrics: metrics.mfu) or None
 
     @property
@@ -199,9 +201,9 @@ class RunState:
 
     @property
     def data_waits(self) -> dict[int, tuple[float, float]]:
-        """Median seconds of waiting for data per step, and of the step, by rank (of ranks that report it).
+        """Median (seconds of waiting for data, seconds of the step) by rank; only ranks that report it.
 
-        The first step, which warms up, counts only if there is no other.
+        The first step, which includes warm-up, counts only if there is no other.
         """
         waits: dict[int, list[tuple[float, float]]] = {}
         for _, ranks in sorted(self._steps.items()):
@@ -216,15 +218,15 @@ class RunState:
 
     @property
     def checkpoint_seconds(self) -> float | None:
-        """Median time for which a checkpoint interrupts training; None before the first."""
+        """Median time for which a checkpoint interrupts training; None before the first checkpoint."""
         return median(self._checkpoints_s)
 
     @property
     def ranks(self) -> tuple[RankMeasured, ...]:
-        """Figures of each of this node's ranks."""
+        """Measurements of each rank of this node."""
         ranks = {rank for step in self._steps.values() for rank in step}
         ranks |= {*self._infos, *self._phases, *self._memory}
-        return tuple(self._rank(rank) for rank in sorted(ranks))
+        return tuple(self._measurements_of(rank) for rank in sorted(ranks))
 
     @property
     def memory(self) -> tuple[Memory, ...]:
@@ -248,13 +250,13 @@ class RunState:
         return tuple(loss for _, loss in sorted(self._evaluations.items()))
 
     @property
-    def drawn(self) -> tuple[Drawn, ...]:
-        """Images of held-out captions: the base model's (step 0), then those of the newest evaluations."""
-        return tuple(event for _, event in sorted(self._drawn.items()))
+    def evaluation_images(self) -> tuple[EvaluationImages, ...]:
+        """Images of held-out captions: of the base model (step 0), then of the newest evaluations."""
+        return tuple(event for _, event in sorted(self._evaluation_images.items()))
 
     @property
-    def late(self) -> tuple[str, ...]:
-        """Descriptions of ranks or nodes that delay or have delayed the others."""
+    def straggler_lines(self) -> tuple[str, ...]:
+        """Descriptions of the ranks or nodes that delay the others, or did before."""
         on_gpus = self.plan is not None and self.plan.layout.device == "cuda"
         return tuple(late_lines(self._late.values(), on_gpus=on_gpus))
 
@@ -265,6 +267,7 @@ class RunState:
         return self.plan.layout.world_size if self.plan else max(map(len, self._steps.values()), default=1)
 
     def _add_step(self, event: Step) -> None:
+        """Store a rank's report of a step, and update the metrics of the step unless they are complete."""
         ranks = self._steps.setdefault(event.step, {})
         ranks[event.rank] = event
         earlier = self._metrics.get(event.step)
@@ -277,7 +280,7 @@ class RunState:
         self._metrics[event.step] = self._step_metrics(measured, ranks)
 
     def _step_metrics(self, measured: Step, ranks: Mapping[int, Step]) -> Metrics:
-        """Compute the metrics of a step, with the time of the rank ``measured``."""
+        """Compute the metrics of a step from the reports of all ranks; ``measured`` has the duration."""
         world, reports, dt, plan = self._world_size, ranks.values(), measured.dt, self.plan
         samples = sum(step.samples for step in reports) / len(ranks) * world
         if plan is not None:
@@ -288,7 +291,7 @@ class RunState:
         if tokens is None:
             tokens = sum(step.tokens for step in reports) / len(ranks) * world
         samples_per_second, tokens_per_second = (n / dt if dt > 0 else 0.0 for n in (samples, tokens))
-        is_image_run = plan is not None and TASKS[plan.task].images  # the FLOPs of a UNet are unknown
+        is_image_run = plan is not None and TASKS[plan.task].images  # FLOPs of UNets are unknown
         peak = plan.prediction.peak_flops_per_gpu if plan and not is_image_run else None
         return Metrics(
             step=measured.step,
@@ -311,9 +314,9 @@ class RunState:
         )
 
     def _eta_after(self, step: int, dt: float | None = None) -> float | None:
-        """Estimate the seconds of the remaining steps, with evaluations at the same rate as so far.
+        """Estimate the seconds left after ``step``, with the same share of time for evaluations as so far.
 
-        ``dt``: the step's time, if it is not among the metrics yet.
+        ``dt``: duration of the step, if it is not among the metrics yet.
         """
         if not self.total_steps or not self._steps:
             return None
@@ -323,7 +326,7 @@ class RunState:
         return training_s * (1 + self._evaluated_s / self._trained_s) if self._trained_s > 0 else training_s
 
     def _add_evaluated(self, event: Evaluated) -> None:
-        """Store the first report of an evaluation's loss, as all ranks report the same."""
+        """Store the loss of an evaluation from the first rank that reports it; the others report the same."""
         if event.loss is None or event.step in self._evaluations:
             return
         self._evaluations[event.step] = HeldOutLoss(
@@ -331,12 +334,12 @@ class RunState:
         )
         self._evaluated_s += event.seconds
 
-    def _add_drawn(self, event: Drawn) -> None:
-        self._drawn[event.step] = event
-        for step in sorted(step for step in self._drawn if step)[:-DRAWN_EVALUATIONS]:
-            del self._drawn[step]
+    def _add_images(self, event: EvaluationImages) -> None:
+        self._evaluation_images[event.step] = event
+        for step in sorted(step for step in self._evaluation_images if step)[:-KEPT_IMAGE_SETS]:
+            del self._evaluation_images[step]
 
-    def _rank(self, rank: int) -> RankMeasured:
+    def _measurements_of(self, rank: int) -> RankMeasured:
         steps = [ranks[rank] for ranks in self._steps.values() if rank in ranks]
         info, memory = self._infos.get(rank), self._memory.get(rank)
         return RankMeasured(

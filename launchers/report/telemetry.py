@@ -1,7 +1,7 @@
-"""Telemetry events of a run's training processes, and their files.
+"""Telemetry events of a run's training processes, and the files that contain them.
 
-Each rank appends JSON lines to its own file and flushes each line, so that the node's task, the card and the
-trackers can follow a run, and a killed rank loses no event.
+Each rank appends JSON lines to a separate file and flushes each line, so that the node's task, the card and
+the trackers can follow the run, and a killed rank loses no event.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import psutil
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DistInfo:
-    """Placement of a rank; written once at the start."""
+    """Placement of a rank; written once, at the start."""
 
     rank: int
     local_rank: int
@@ -46,13 +46,13 @@ class Step:
     loss: float | None  # rank 0 only
     lr: float | None
     grad_norm: float | None
-    samples: int  # of this rank in this step
-    tokens: int  # of this rank in this step, without padding
-    dt: float  # whole step
-    dtf: float | None  # forward passes
-    dtb: float | None  # backward passes
-    metrics: dict[str, float] | None = None  # task-specific, over all ranks; rank 0 only
-    all_tokens: int | None = None  # of all ranks, if the prepared data does not determine it; rank 0 only
+    samples: int  # samples of this rank
+    tokens: int  # tokens of this rank, without padding
+    dt: float  # duration of the step
+    dtf: float | None  # duration of the forward passes
+    dtb: float | None  # duration of the backward passes
+    metrics: dict[str, float] | None = None  # task-specific figures over all ranks; rank 0 only
+    all_tokens: int | None = None  # tokens of all ranks, unless prepared data determines them; rank 0 only
     in_collectives: float | None = None  # part of dt in collectives, including the wait for other ranks
     loading: float | None = None  # part of dt in which the rank waited for data
     at: float = field(default_factory=time.time)
@@ -60,7 +60,7 @@ class Step:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Pace:
+class StepTiming:
     """Step timing reported to node 0 by one rank: total seconds, and seconds spent in collectives."""
 
     rank: int
@@ -71,12 +71,12 @@ class Pace:
     dt: float
     in_collectives: float
     at: float = field(default_factory=time.time)
-    kind: str = "pace"
+    kind: str = "timing"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Straggling:
-    """Event of a rank that is late or has recovered (launchers.report.stragglers)."""
+    """A rank is late, or has recovered (launchers.report.stragglers)."""
 
     rank: int
     local_rank: int
@@ -93,7 +93,7 @@ class Straggling:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Memory:
-    """Memory peaks since the start of the process, in bytes. GPU figures are torch's; None on a CPU."""
+    """Memory peaks of a process since its start, in bytes. GPU figures are torch's; None on a CPU."""
 
     rank: int
     step: int
@@ -107,10 +107,7 @@ class Memory:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Phase:
-    """Start of a phase of a rank.
-
-    "load", "train", "evaluate", "checkpoint", "profile", "save" or "done".
-    """
+    """A rank enters a phase: "load", "train", "evaluate", "checkpoint", "profile", "save" or "done"."""
 
     rank: int
     name: str
@@ -121,7 +118,7 @@ class Phase:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Profiled:
-    """End or failure of a rank's profiled window."""
+    """A rank has finished its profiled window, or failed to profile it."""
 
     rank: int
     step: int
@@ -133,22 +130,22 @@ class Profiled:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluated:
-    """Progress of an evaluation after a step, or its loss, which all ranks report."""
+    """Progress of an evaluation after a step, or its result, which all ranks report."""
 
     rank: int
     step: int
     done: int  # rows evaluated so far, as counted by this rank
     rows: int
-    seconds: float  # so far
+    seconds: float  # duration so far
     loss: float | None = None  # None: in progress
-    metrics: dict[str, float] | None = None  # task-specific
+    metrics: dict[str, float] | None = None  # task-specific figures
     at: float = field(default_factory=time.time)
     kind: str = "evaluated"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Drawn:
-    """Images of held-out captions after a step (0: of the base model), from rank 0."""
+class EvaluationImages:
+    """Images that rank 0 generated from held-out captions after a step; step 0: by the base model."""
 
     rank: int
     step: int
@@ -158,7 +155,7 @@ class Drawn:
     kind: str = "drawn"
 
 
-Event = DistInfo | Step | Pace | Straggling | Memory | Phase | Profiled | Evaluated | Drawn
+Event = DistInfo | Step | StepTiming | Straggling | Memory | Phase | Profiled | Evaluated | EvaluationImages
 _KINDS: dict[str, type[Any]] = {
     "dist": DistInfo,
     "step": Step,
@@ -166,12 +163,12 @@ _KINDS: dict[str, type[Any]] = {
     "phase": Phase,
     "profiled": Profiled,
     "evaluated": Evaluated,
-    "drawn": Drawn,
+    "drawn": EvaluationImages,
 }
 
 
 def memory_now(rank: int, step: int) -> Memory:
-    """Return the memory peaks of this process; torch's are None unless torch is imported and has a GPU."""
+    """Measure this process's memory; torch's figures are None unless torch is imported and has a GPU."""
     torch = sys.modules.get("torch")
     on_gpu = torch is not None and torch.cuda.is_available()
     return Memory(
@@ -184,18 +181,18 @@ def memory_now(rank: int, step: int) -> Memory:
     )
 
 
-# Environment variables of a rank that runs a user's script: the folders for its events and its checkpoints
+# Environment variables of ranks that run a user's script: folders for events and for checkpoints
 TELEMETRY_VARIABLE = "FINETUNE_TELEMETRY"
 CHECKPOINTS_VARIABLE = "FINETUNE_CHECKPOINTS"
 
 
 def path_of(telemetry_dir: Path, rank: int) -> Path:
-    """Return the path of a rank's file."""
+    """Return the path of a rank's event file."""
     return telemetry_dir / f"rank-{rank:05d}.jsonl"
 
 
 class Writer:
-    """Writer of one rank's events; each is on disk when :meth:`write` returns."""
+    """Writer of one rank's events; an event is in the file when :meth:`write` returns."""
 
     def __init__(self, telemetry_dir: Path, rank: int) -> None:
         telemetry_dir.mkdir(parents=True, exist_ok=True)
@@ -209,14 +206,14 @@ class Writer:
 
 
 class Follower:
-    """Reader of the events of all ranks of one node as they are written, each once."""
+    """Reader of the events of a node's ranks while they are written; returns each event once."""
 
     def __init__(self, telemetry_dir: Path) -> None:
         self._dir = telemetry_dir
         self._offsets: dict[Path, int] = {}
 
     def poll(self) -> Iterator[Event]:
-        """Iterate over events written since the last call; a partially written line is left for the next."""
+        """Iterate over events written since the last call; incomplete lines are left for the next call."""
         for path in sorted(self._dir.glob("rank-*.jsonl")):
             with path.open("rb") as file:
                 file.seek(self._offsets.get(path, 0))

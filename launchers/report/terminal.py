@@ -1,4 +1,4 @@
-"""Progress bar on the terminal, updated with each training step."""
+"""Progress bar on a terminal, updated with each training step."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _NARROW = 80  # columns; a narrower terminal shows the figures without a bar
 
 
 class StepProgress:
-    """One line of standard output, which must be a terminal: a bar and the figures of the last step.
+    """Line at the bottom of the terminal: a progress bar and the figures of the last step.
 
-    Other output meanwhile appears above it.
+    Standard output must be a terminal; other output appears above the line.
     """
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class StepProgress:
         self._live.update(row, refresh=True)
 
     def close(self) -> None:
-        """Keep the last state in place; later output appears below it."""
+        """Stop updating the line; later output appears below it."""
         if self._live is not None:
             self._live.stop()
             self._live = None

@@ -1,7 +1,7 @@
-"""Experiment trackers: metrics of every step to TensorBoard, Weights & Biases or MLflow.
+"""Experiment trackers: send the metrics of every step to TensorBoard, Weights & Biases or MLflow.
 
-They run in the task of node 0, outside the training processes, so they work with every engine. The writers
-are accelerate's (accelerate.tracking), imported only if a tracker is requested.
+Trackers run in the task of node 0, outside the training processes, so they work with every engine. The
+clients are accelerate's (accelerate.tracking), imported only if a tracker is requested.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ def check_installed(names: Sequence[str]) -> None:
 
 
 class Trackers:
-    """The requested trackers; without any, every call does nothing.
+    """All trackers of a run; without any, the methods do nothing.
 
-    A tracker that fails is reported once and disabled: the run's own metrics are stored anyway, and a server
-    that does not respond must not stop the run. Each tracker has its own thread, because one that hangs must
-    delay neither the run nor the other trackers.
+    A tracker that fails is reported once and disabled: metrics are also stored elsewhere, and a server that
+    does not respond must not stop the run. Each tracker has a thread, because one that hangs must delay
+    neither the run nor the other trackers.
     """
 
     def __init__(self, settings: Settings, *, run_name: str, folder: Path) -> None:
@@ -59,12 +59,12 @@ class Trackers:
         self._trackers = [_Tracker(name, classes[name], config) for name in settings.tracker]
 
     def log(self, step: int, figures: dict[str, float]) -> None:
-        """Queue a step's figures for every tracker's thread; never waits."""
+        """Queue the figures of a step for every tracker, without waiting."""
         for tracker in self._trackers:
             tracker.log(figures, step)
 
     def close(self) -> None:
-        """Wait until the trackers have sent everything, for at most CLOSE_S."""
+        """Wait until the trackers have sent everything, at most CLOSE_S seconds."""
         deadline = time.monotonic() + CLOSE_S
         for tracker in self._trackers:
             tracker.close()
@@ -73,7 +73,7 @@ class Trackers:
 
 
 class _Tracker:
-    """One tracker and its thread, which is the only user of it (MLflow's active run is per thread)."""
+    """Tracker that is used only in a dedicated thread (MLflow's active run is per thread)."""
 
     def __init__(self, name: str, create: Callable[[], Any], config: dict[str, Any]) -> None:
         self._name = name
@@ -94,6 +94,7 @@ class _Tracker:
             self._print_message(f"did not receive all metrics within {CLOSE_S:g} s after the run's end")
 
     def _serve(self, create: Callable[[], Any], config: dict[str, Any]) -> None:
+        """Run the tracker in its thread: create it, send queued rows, and finish it after the last one."""
         try:
             tracker = create()
             tracker.start()
@@ -111,6 +112,7 @@ class _Tracker:
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Flatten nested settings to dotted names, with values that trackers support; None is omitted."""
     flat: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, dict):

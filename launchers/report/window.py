@@ -1,4 +1,4 @@
-"""Profiled window: a few steps of one rank, compared with the estimator's prediction."""
+"""Profiled window: measurements of a few steps of one rank, compared with the prediction."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from launchers.report.trace import (
     Split,
 )
 
-# Parts of a step that the estimator predicts (throughput.Parts.kinds), and their measured kinds
+# Parts of a step that the estimator predicts (throughput.Parts.kinds) -> measured kinds of work in them
 EXPOSED, MODEL = "collectives, exposed", "forward and backward"
 PARTS = {MODEL: (PRODUCTS, ATTENTION, OTHER), EXPOSED: tuple(dict.fromkeys(COLLECTIVES.values()))}
-OF_IT = "of it "
+SUBKIND = "of it "
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,7 +29,7 @@ class Window:
 
     rank: int
     first: int
-    last: int  # the last step that was profiled
+    last: int  # last profiled step
     split: Split
     memory: tuple[tuple[str, int], ...]  # bytes by category at the peak
     trace: str  # path or address of the trace
@@ -51,16 +51,16 @@ class Window:
 
     @property
     def steps(self) -> str:
-        """ "step 3" or "steps 3 to 5"."""
+        """Profiled steps as text, such as "step 3" or "steps 3 to 5"."""
         return f"step {self.first}" if self.first == self.last else f"steps {self.first} to {self.last}"
 
 
 def compare(window: Window, prediction: Prediction | None) -> list[tuple[str, float | None, float | None]]:
-    """Return rows of (kind, predicted, measured), in seconds per step; None: not predicted, or not measured.
+    """Return rows of (kind, predicted, measured) in seconds per step; None: not predicted, or not measured.
 
-    The prediction is by parts of a step, some of which combine several kinds (``PARTS``), and by kernels of
-    "forward and backward". That part includes the time that the GPU waits for the host, which is measured as
-    idle.
+    Predictions exist for parts of a step, some of which combine several kinds (``PARTS``), and for kernels of
+    "forward and backward". Its prediction includes the time that the GPU waits for the host, which is
+    measured as idle.
     """
     predicted = dict(prediction.step_parts) if prediction else {}
     kernels = dict(prediction.step_kernels) if prediction else {}
@@ -70,7 +70,7 @@ def compare(window: Window, prediction: Prediction | None) -> list[tuple[str, fl
         parts = {kind: measured.pop(kind) for kind in kinds if kind in measured}
         if parts or part in predicted:
             rows.append((part, predicted.get(part), sum(parts.values())))
-            rows += [(f"{OF_IT}{kind}", kernels.get(kind), seconds) for kind, seconds in parts.items()]
+            rows += [(f"{SUBKIND}{kind}", kernels.get(kind), seconds) for kind, seconds in parts.items()]
     remaining = dict.fromkeys([*measured, *(name for name in predicted if name not in PARTS)])
     rows += [(kind, predicted.get(kind), measured.get(kind)) for kind in remaining]
     rows.append(("the whole step", sum(predicted.values()) or None, window.split.step_seconds))
@@ -88,7 +88,7 @@ class Collectives:
 
 
 def collectives(window: Window, prediction: Prediction | None) -> list[Collectives]:
-    """List all collectives by kind, including hidden ones, in the order of KINDS."""
+    """List predicted and measured collectives by kind, including hidden ones, in the order of KINDS."""
     predicted = dict(prediction.step_collectives) if prediction else {}
     exposed, hidden = dict(window.split.seconds), dict(window.split.hidden)
     rows = []
@@ -107,12 +107,12 @@ def collectives(window: Window, prediction: Prediction | None) -> list[Collectiv
 
 
 def summary_lines(window: Window, prediction: Prediction | None) -> list[str]:
-    """Summarize the window in a few lines for a terminal."""
+    """Format the window in a few lines for a terminal."""
     split = window.split
     parts = [
-        f"{kind.removeprefix(OF_IT)} {milliseconds(seconds)}"
-        + (f" (predicted {milliseconds(guess)})" if guess else "")
-        for kind, guess, seconds in compare(window, prediction)[:-1]
+        f"{kind.removeprefix(SUBKIND)} {milliseconds(seconds)}"
+        + (f" (predicted {milliseconds(prediction_s)})" if prediction_s else "")
+        for kind, prediction_s, seconds in compare(window, prediction)[:-1]
         if seconds is not None and kind not in PARTS
     ]
     operators = ", ".join(

@@ -1,1 +1,1 @@
-"""The finished model's folder: export, model card, GGUF conversion command, upload to the Hub."""
+"""Folder of the finished model: export, model card, GGUF conversion command, upload to the Hub."""

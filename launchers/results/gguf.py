@@ -1,4 +1,4 @@
-"""GGUF, the file format of llama.cpp: the command that converts a finished model, if it is supported."""
+"""Command that converts a finished model to GGUF, the file format of llama.cpp."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ _TABLE = Path(__file__).with_name("gguf.csv")
 
 @cache
 def supported_architectures() -> frozenset[str]:
-    """Return the architectures (of config.json) that llama.cpp's converters support."""
+    """Return the names of architectures, as in config.json, that llama.cpp's converters support."""
     with _TABLE.open(newline="") as file:
         return frozenset(row["architecture"] for row in csv.DictReader(file))
 
 
 def command(result: Path, base: Path, base_name: str) -> str | None:
-    """Return the command that converts ``this/folder``, a model or an adapter; None if not supported.
+    """Return the command that converts a model or adapter, named ``this/folder`` in it; None if unsupported.
 
-    ``base`` contains the configuration of the model that was fine-tuned, ``base_name`` is a folder or a
-    Hugging Face id.
+    ``result``: folder of the model or adapter. ``base``: folder with the configuration of the model that was
+    fine-tuned. ``base_name``: that model's folder or Hugging Face id.
     """
     config = result / "config.json" if (result / "config.json").is_file() else base / "config.json"
     architectures = json.loads(config.read_text()).get("architectures") if config.is_file() else None
@@ -39,8 +39,8 @@ def command(result: Path, base: Path, base_name: str) -> str | None:
 def _is_plain_lora(adapter: Path) -> bool:
     """Whether convert_lora_to_gguf.py can read the adapter: two matrices per layer, scaled by alpha / rank.
 
-    According to llama.cpp 0b03adaa, which fails on any other tensor and ignores the square root of rsLoRA's
-    scale.
+    As of llama.cpp 0b03adaa, the script fails on any other tensor, and ignores rsLoRA's scale of alpha /
+    sqrt(rank).
     """
     path = adapter / "adapter_config.json"
     values = json.loads(path.read_text()) if path.is_file() else {}

@@ -1,4 +1,4 @@
-"""Files that make an exported model usable: chat template, tokens that end an answer, and a README."""
+"""Files added to an exported model: chat template, generation config with end tokens, README."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _GENERATION = "generation_config.json"
 
 
 def collect(job: TrainJob, destination: Path) -> None:
-    """Collect the engine's result under ``destination``, and add template, generation config and README."""
+    """Export the engine's result to ``destination``, with chat template, generation config and README."""
     engines.get(job.plan.engine).collect(job, destination)
     folder, settings = engines.result_of(destination), job.settings
     if TASKS[settings.task].images:
@@ -40,16 +40,16 @@ def collect(job: TrainJob, destination: Path) -> None:
 
 
 def gguf_command(folder: Path) -> str | None:
-    """Return the GGUF conversion command from the README of a model or adapter; None if it has none."""
+    """Read the GGUF conversion command from the README of a model or adapter; None if it has none."""
     page = folder / PAGE
     _, _, command = (page.read_text() if page.is_file() else "").partition(f"{_GGUF_HEADING}\n\n    ")
     return command.split("\n")[0].replace("this/folder", shlex.quote(str(folder))) or None
 
 
 def _write_template(folder: Path, template: str) -> None:
-    """Write the template where the folder's tokenizer keeps it.
+    """Write the chat template to the file that transformers reads it from.
 
-    transformers reads chat_template.jinja in preference to tokenizer_config.json.
+    That is chat_template.jinja if it exists, else tokenizer_config.json.
     """
     path = folder / _TOKENIZER_CONFIG
     config = json.loads(path.read_text()) if path.is_file() else {}
@@ -62,7 +62,7 @@ def _write_template(folder: Path, template: str) -> None:
 
 
 def _write_generation_config(folder: Path, model_dir: Path, prompt_format: PromptFormat) -> None:
-    """Write the base's generation config, with the trained end token added to its ``eos_token_id``."""
+    """Write the base model's generation config with the end token of training added to ``eos_token_id``."""
     path = folder / _GENERATION
     values = json.loads((model_dir / "config.json").read_text())
     if (model_dir / _GENERATION).is_file():
@@ -79,7 +79,7 @@ def _write_generation_config(folder: Path, model_dir: Path, prompt_format: Promp
 
 
 def _image_page(job: TrainJob) -> str:
-    """Return a README with a snippet that generates an image, runnable from the folder."""
+    """Build the README of an image model, with code that generates an image."""
     kind, base = "StableDiffusionXLPipeline", job.base_model
     loading = [f'pipeline = {kind}.from_pretrained("this/folder")']
     if not job.settings.merges(job.plan.method):
@@ -99,7 +99,7 @@ def _image_page(job: TrainJob) -> str:
 
 
 def _page(job: TrainJob, prompt_format: PromptFormat) -> str:
-    """Return a README with a snippet that queries the model, runnable from the folder."""
+    """Build the README of a language or reward model, with code that queries it."""
     loading = _loading(job.settings, job.plan.method, job.base_model)
     if job.settings.task == "reward":
         chat = [QUESTION.as_template(), ANSWER.as_template()]
@@ -133,7 +133,7 @@ def _page(job: TrainJob, prompt_format: PromptFormat) -> str:
 
 
 def _loading(settings: RunConfig, method: str, base: str) -> list[str]:
-    """Return Python lines that load model and tokenizer; an unmerged adapter is loaded onto its base."""
+    """Return lines of Python code that load tokenizer and model; an unmerged adapter with its base."""
     kind = "AutoModelForSequenceClassification" if settings.task == "reward" else "AutoModelForCausalLM"
     tokenizer = 'tokenizer = AutoTokenizer.from_pretrained("this/folder")'
     if settings.merges(method):

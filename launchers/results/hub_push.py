@@ -1,8 +1,8 @@
-"""Upload of the finished model to the Hugging Face Hub: checked before a run, executed after it.
+"""Upload of the finished model to the Hugging Face Hub, with a check before the run.
 
-All files go into one commit. Files that the Hub already has are not sent again, so a retry continues a failed
-upload, and a repeated upload changes nothing. The token is read from the environment and passed only to the
-client.
+All files are uploaded in one commit. Files that the Hub already has are not sent again, so a retry continues
+a failed upload, and a repeated upload changes nothing. The token is read from the environment and passed only
+to the client.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from estimator.errors import UserError
 from estimator.formatting import format_bytes
 from estimator.remote import hub_token
 from estimator.terminal import print
-from estimator.untrusted import files_inside
+from estimator.untrusted import list_contained_files
 from launchers import engines
 from launchers.results.handover import PAGE
 from launchers.settings import Settings
 
 PROGRESS_INTERVAL_S = 10.0
-PAUSES_S = (10.0, 60.0)  # before each retry if the Hub does not respond
+PAUSES_S = (10.0, 60.0)  # pause before each retry if the Hub does not respond
 _MESSAGE = "Model, tokenizer and page of a finished run"
 _TOKENS = "https://huggingface.co/settings/tokens"
-_WRITE = "repo.write"  # the permission of a fine-grained token
+_WRITE = "repo.write"  # required permission of a fine-grained token
 
 
 def check(settings: Settings, *, must_reach: bool) -> None:
-    """Raise UserError if the requested upload would fail, before anything is trained.
+    """Raise UserError if the upload requested by ``export.push`` would fail; called before training.
 
-    ``must_reach``: whether the Hub must be reachable from this machine. A machine that only launches the run
-    does not need it, as the run's first step checks again.
+    ``must_reach``: whether the Hub must be reachable from this machine. It need not be where the run is
+    launched, because the run's first step checks again.
     """
     repo = settings.export.push
     if repo is None:
@@ -56,7 +56,7 @@ def check(settings: Settings, *, must_reach: bool) -> None:
             )
         return
     try:
-        with _explained(repo):
+        with _translated_errors(repo):
             account = _api().whoami()
     except UnreachedError:
         if must_reach:
@@ -66,11 +66,11 @@ def check(settings: Settings, *, must_reach: bool) -> None:
 
 
 class UnreachedError(UserError):
-    """Error for a Hub that cannot be reached."""
+    """The Hub cannot be reached, or is overloaded; a retry may succeed."""
 
 
 def _check_rights(account: dict[str, Any], repo: str) -> None:
-    """Raise UserError if the token's account, or the token itself, is known to lack write access."""
+    """Raise UserError if the token, or its account, lacks write access to the repository."""
     owner, name = repo.split("/")
     organizations = {organization.get("name"): organization for organization in account.get("orgs", [])}
     if owner != account.get("name") and owner not in organizations:
@@ -99,19 +99,24 @@ def _check_rights(account: dict[str, Any], repo: str) -> None:
 
 
 def push(folder: Path, page: str, settings: Settings) -> str:
-    """Upload a run's result (``launchers.engines.result_of``) and return the repository's address.
+    """Upload the result in ``folder`` (``launchers.engines.result_of``); return the repository's URL.
 
-    An adapter next to a merged model goes into ``adapter/``. ``page``: the repository's README.md. Raises
-    UserError, after some retries if the Hub does not respond; calling it again continues the upload.
+    An adapter next to a merged model is uploaded to ``adapter/``. ``page``: content of the repository's
+    README.md. Raises UserError, after some retries if the Hub does not respond; another call continues the
+    upload.
     """
     from huggingface_hub import CommitOperationAdd
 
     repo = str(settings.export.push)
     result = engines.result_of(folder)
-    files = {path.relative_to(result).as_posix(): path for path in files_inside(result) if path.name != PAGE}
+    files = {
+        path.relative_to(result).as_posix(): path
+        for path in list_contained_files(result)
+        if path.name != PAGE
+    }
     adapter = folder / "adapter"
     if result.name != "adapter" and adapter.is_dir():
-        files |= {path.relative_to(folder).as_posix(): path for path in files_inside(adapter)}
+        files |= {path.relative_to(folder).as_posix(): path for path in list_contained_files(adapter)}
     size = sum(path.stat().st_size for path in files.values())
     additions = [CommitOperationAdd(path_in_repo=PAGE, path_or_fileobj=page.encode())]
     additions += [CommitOperationAdd(path_in_repo=name, path_or_fileobj=path) for name, path in files.items()]
@@ -119,14 +124,15 @@ def push(folder: Path, page: str, settings: Settings) -> str:
     with _progress(f"push: {format_bytes(size)} in {len(additions)} files to {repo}"):
         for pause_s in PAUSES_S:
             with contextlib.suppress(UnreachedError):
-                return _send(repo, additions, private=private)
+                return _commit(repo, additions, private=private)
             print(f"{repo}: the Hugging Face Hub does not respond; retrying in {pause_s:g} s", flush=True)
             time.sleep(pause_s)
-        return _send(repo, additions, private=private)
+        return _commit(repo, additions, private=private)
 
 
-def _send(repo: str, additions: list[Any], *, private: bool) -> str:
-    with _explained(repo):
+def _commit(repo: str, additions: list[Any], *, private: bool) -> str:
+    """Create the repository if it does not exist, and upload the files in one commit; return its URL."""
+    with _translated_errors(repo):
         api = _api()
         url = api.create_repo(repo, private=private, exist_ok=True)
         api.create_commit(repo, additions, commit_message=_MESSAGE)
@@ -137,7 +143,7 @@ def license_of(hub_id: str | None) -> str | None:
     """Read the license from a model's card on the Hub; None if unknown."""
     if hub_id is None:
         return None
-    with contextlib.suppress(UserError), _explained(hub_id):
+    with contextlib.suppress(UserError), _translated_errors(hub_id):
         card = _api().model_info(hub_id).card_data
         return None if card is None else card.get("license")
     return None
@@ -153,7 +159,7 @@ def _api() -> Any:
 
 @contextlib.contextmanager
 def _progress(text: str) -> Iterator[None]:
-    """Print ``text`` at once, and again with the elapsed time every few seconds until the context ends."""
+    """Print ``text`` at once, and with the elapsed time every few seconds until the end of the block."""
     start, finished = time.monotonic(), threading.Event()
 
     def show() -> None:
@@ -171,8 +177,8 @@ def _progress(text: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _explained(repo: str) -> Iterator[None]:
-    """Translate the client's errors to UserError; those worth a retry to UnreachedError."""
+def _translated_errors(repo: str) -> Iterator[None]:
+    """Translate errors of huggingface_hub to UserError, temporary ones to UnreachedError."""
     import httpx2
     from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled
 

@@ -1,4 +1,4 @@
-"""Records of a finished model: README, settings, plan, and predicted versus measured figures."""
+"""Documentation of a finished model: README, settings, plan, predicted and measured figures."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ Facts = list[tuple[str, str]]  # rows of (label, formatted value)
 
 
 def cache_folder() -> Path:
-    """Return the folder on this machine for models that are not in Hugging Face's cache."""
+    """Return the folder on this machine that caches models outside Hugging Face's cache."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "metaflow-finetune"
 
 
 def slug(model: str) -> str:
-    """Convert a model's name to a folder name."""
+    """Convert the name of a model or dataset to a folder name."""
     return re.sub(r"[^A-Za-z0-9._-]+", "--", model.strip("/"))
 
 
 def cache_name(model: ModelSource) -> str:
-    """Return the name of a model's folder in the cache, with a version if the model is generated here."""
+    """Return the name of a model's folder in the cache; with a version for generated models."""
     name = slug(model.name)
     return f"{name}-v{weights.GENERATED_VERSION}" if model.kind == "made" else name
 
@@ -50,9 +50,10 @@ def closing_facts(
     evaluation: EvaluationResult | None,
     exported: Sequence[tuple[str, str]] = (),
 ) -> Facts:
-    """List predicted and measured figures, losses and scores. ``memory_peak``: of the largest process.
+    """Return rows of predicted and measured figures, losses and scores.
 
-    ``exported``: rows on the exported step, if the run was evaluated (launchers.report.evaluations).
+    ``memory_peak``: of the largest process. ``exported``: rows about the exported step, for runs with
+    evaluations (launchers.report.evaluations).
     """
     predicted = plan.prediction
     seconds = summary.step_seconds
@@ -83,7 +84,7 @@ def closing_facts(
 
 
 def _memory(estimate: MemoryEstimate, peak: MemoryPeak | None) -> tuple[str, str]:
-    """Compare the peak with the prediction for the same counter; without a peak, for the whole process."""
+    """Format predicted and measured peak memory. Both are of one counter: that of ``peak``, if measured."""
     predicted = estimate.counted(peak.counter if peak else "device")
     name = peak.name if peak else NAMES["resident"]
     measured = format_bytes(peak.size_bytes if peak else None)
@@ -104,11 +105,11 @@ def _speed(plan: Plan, summary: Summary) -> tuple[str, str]:
 def write_records(
     folder: Path, plan: Plan, settings: RunConfig, facts: Facts, *, model: ModelRef, command: str
 ) -> None:
-    """Write settings.yaml and plan.json next to the result, and the README into it (``engines.result_of``).
+    """Write settings.yaml and plan.json to ``folder``, and the README to its result (``engines.result_of``).
 
-    ``model``: the model that was fine-tuned. ``command``: the command that repeats the run.
+    ``model``: model that was fine-tuned. ``command``: command that repeats the run.
     """
-    values = _from_anywhere(settings).model_dump(mode="json")
+    values = _with_absolute_paths(settings).model_dump(mode="json")
     (folder / "settings.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
     (folder / "plan.json").write_text(json.dumps(plan.to_dict(), indent=1) + "\n")
     page = engines.result_of(folder) / handover.PAGE
@@ -116,22 +117,22 @@ def write_records(
 
 
 def usage_in(page: Path) -> str:
-    """Return the usage section of a README."""
+    """Read the usage section of a README; empty if there is none."""
     _, heading, usage = (page.read_text() if page.is_file() else "").partition(handover.HEADING)
     return heading + usage
 
 
 def hub_page(folder: Path, plan: Plan, settings: RunConfig, facts: Facts, *, model: ModelRef) -> str:
-    """Return the README for the Hub repository of ``folder``'s result; it loads the model from the Hub."""
+    """Build the README for the Hub repository; its code loads the model from the Hub."""
     usage = usage_in(engines.result_of(folder) / handover.PAGE)
-    # only the quoted paths, which Python code loads; converters accept only folders
+    # Only quoted paths, which are in Python code; commands of converters need a folder
     usage = usage.replace('"this/folder"', f'"{settings.export.push}"')
     license_name = hub_push.license_of(model.hub_id)
     return model_page(plan, settings, facts, model=model, usage=usage, license_name=license_name)
 
 
-def _from_anywhere(settings: RunConfig) -> RunConfig:
-    """Return the settings with absolute paths of local files, so that they work from any folder."""
+def _with_absolute_paths(settings: RunConfig) -> RunConfig:
+    """Return the settings with paths made absolute, so that they work from any folder."""
 
     def absolute(name: str | None) -> str | None:
         return str(Path(name).expanduser().resolve()) if name and Path(name).expanduser().exists() else name
@@ -158,30 +159,30 @@ def model_page(
     command: str | None = None,
     license_name: str | None = None,
 ) -> str:
-    """Return a model card (README.md) in Hugging Face's format.
+    """Build a model card (README.md) in Hugging Face's format.
 
-    ``usage``: the usage section (launchers.results.handover). ``command``: the command that repeats the run
-    with the settings.yaml next to the folder. ``license_name``: license in the base model's card.
+    ``usage``: usage section (launchers.results.handover). ``command``: command that repeats the run with the
+    settings.yaml next to the folder; None: omitted. ``license_name``: license of the base model, if known.
     """
     merged = settings.merges(plan.method)
     images = TASKS[settings.task].images
-    whole = "diffusers" if images else "transformers"
-    library = whole if images or merged or plan.method == "adapter-v2" else "peft"
-    head: dict[str, object] = {"library_name": library, "tags": ["metaflow-finetune", plan.method]}
+    model_library = "diffusers" if images else "transformers"
+    library = model_library if images or merged or plan.method == "adapter-v2" else "peft"
+    metadata: dict[str, object] = {"library_name": library, "tags": ["metaflow-finetune", plan.method]}
     if model.hub_id is not None:
-        head["base_model"] = model.hub_id
-        head["base_model_relation"] = "finetune" if merged else "adapter"
+        metadata["base_model"] = model.hub_id
+        metadata["base_model_relation"] = "finetune" if merged else "adapter"
     if license_name is not None:
-        head["license"] = license_name
+        metadata["license"] = license_name
     if settings.task != "reward":
-        head["pipeline_tag"] = IMAGE_TASK if images else "text-generation"
+        metadata["pipeline_tag"] = IMAGE_TASK if images else "text-generation"
     rows = "\n".join(f"| {name} | {value} |" for name, value in facts)
-    repeating = (
+    repeat_section = (
         f"Repeat the run with `settings.yaml` next to this folder:\n\n    {command}\n\n" if command else ""
     )
     return (
-        f"---\n{yaml.safe_dump(head)}---\n# {plan.model}, fine-tuned\n\n"
+        f"---\n{yaml.safe_dump(metadata)}---\n# {plan.model}, fine-tuned\n\n"
         f"Method {plan.method}, engine {plan.engine}, data {', '.join(mixture.names(settings))}.\n\n"
         f"| | |\n|---|---|\n{rows}\n\n"
-        f"{repeating}{usage}"
+        f"{repeat_section}{usage}"
     )

@@ -1,1 +1,1 @@
-"""Stages of a run that Metaflow's steps and jobs of a scheduler share."""
+"""Stages of a run, shared by the Metaflow flow and scheduler jobs."""

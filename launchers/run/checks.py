@@ -34,13 +34,13 @@ def check_supported(
 ) -> None:
     """Raise UserError for anything the engine does not support.
 
-    ``otherwise``: the advice if no other engine supports it either.
+    ``otherwise``: advice in the message if no engine supports the settings.
     """
     trackers.check_installed(settings.tracker)
     if isinstance(spec, ModelSpec) and spec.own_code and not settings.trust_remote_code:
         raise UserError(
-            f"--model {settings.model}: transformers has no class for {spec.family} models; their code lies "
-            "next to the weights.",
+            f"--model {settings.model}: transformers has no class for {spec.family} models; their code is in "
+            "the model's folder.",
             "Read that code; with --trust-remote-code it runs in the tasks of the run, and nowhere else.",
         )
     if settings.unused:
@@ -81,7 +81,7 @@ def _check_adapter_only(settings: Settings) -> None:
         )
     if settings.method == "qlora" and settings.lora.quantization == "int8":
         raise UserError(
-            "--adapter-only: no other library can load an adapter on the 8-bit base it is trained with here.",
+            "--adapter-only: no other library can load an adapter onto the 8-bit base that it is trained on.",
             "Use --quantization nf4-double, or remove it.",
         )
 
@@ -152,12 +152,15 @@ def check_installed(engine: str, method: str = "full", *, liger: bool = False) -
 
 
 def check_disks(plan: Plan, free_bytes: Iterable[tuple[str, int]]) -> None:
-    """Raise UserError if a disk (its name and free bytes) is too small for checkpoints and model."""
+    """Raise UserError if a disk is too small for weights, checkpoints and model.
+
+    ``free_bytes``: (name of the disk, free bytes) of each disk.
+    """
     required_bytes = plan.request.disk_mib * MIB
-    for place, free in free_bytes:
+    for name, free in free_bytes:
         if free < required_bytes:
             raise UserError(
-                f"{place} has {format_bytes(free)} free; the run's weights, checkpoints and model need about "
+                f"{name} has {format_bytes(free)} free; the run's weights, checkpoints and model need about "
                 f"{format_bytes(required_bytes)} there.",
                 "Free some space, or use another disk: export FINETUNE_WORK_DIR=/a/larger/disk",
             )
@@ -166,7 +169,7 @@ def check_disks(plan: Plan, free_bytes: Iterable[tuple[str, int]]) -> None:
 def check_output(settings: Settings) -> None:
     """Raise UserError if the output folder on this machine is not writable."""
     folder = Path(settings.output_dir).expanduser().absolute()
-    existing = next(place for place in (folder, *folder.parents) if place.exists())
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
     if not (existing.is_dir() and os.access(existing, os.W_OK)):
         reason = "is not writable" if existing.is_dir() else "is a file"
         raise UserError(

@@ -1,4 +1,4 @@
-"""Export of the best step after training, if it is not the step in the ranks' memory.
+"""Export of the best step after training, if it differs from the last step, which is in memory.
 
 The step's checkpoint is fetched from the store, and a second, short gang loads it and writes the result.
 """
@@ -19,19 +19,19 @@ from launchers.report.evaluations import Losses, exported_step, stops_early
 from launchers.report.telemetry import Event
 from launchers.store.checkpoints import Checkpoint, CheckpointStore, restore_newest
 
-# Time for another node's files to become visible: NFS caches directories up to 60 s (nfs(5), acdirmax)
+# Maximum wait until another node's files become visible: NFS caches directories for 60 s (nfs(5), acdirmax)
 VISIBLE_S = 90.0
 
 
-def has_ended(job: TrainJob) -> bool:
-    """Whether the job resumes from the final checkpoint of a run, so that nothing is left to train."""
+def has_no_steps_left(job: TrainJob) -> bool:
+    """Whether the job resumes from the final checkpoint of its run, so that only the export is left."""
     if not job.evaluates:
         return False
     return job.start_step >= job.total_steps or stops_early(job.evaluations, job.settings.evaluation)
 
 
 def last_step(job: TrainJob, losses: Losses) -> int:
-    """Return the step a run ends with: its total, or the step at which early stopping ended it."""
+    """Return the last step of a run: the planned total, or the step at which it was stopped early."""
     return (
         losses[-1].step if job.evaluates and stops_early(losses, job.settings.evaluation) else job.total_steps
     )
@@ -45,7 +45,7 @@ def export_best(
     folder: Path,
     on_event: Callable[[Event], None],
 ) -> int:
-    """Write the result of the best step, if the ranks have not written it; called on every node.
+    """Export the best step unless the ranks have exported it already; called on every node.
 
     Parameters
     ----------
@@ -54,13 +54,13 @@ def export_best(
     losses:
         All evaluation losses of the run.
     folder:
-        Receives the checkpoint's files.
+        Empty folder for the checkpoint's files.
 
-    Returns the step that is exported.
+    Returns the exported step.
     """
     last = last_step(job, losses)
     target_step = exported_step(losses, job.settings.evaluation, last) if job.evaluates else last
-    if target_step == last and not has_ended(job):
+    if target_step == last and not has_no_steps_left(job):
         return last
     checkpoint = _restore(checkpoints, target_step, address, folder)
     if checkpoint.step != target_step and address.node == 0:

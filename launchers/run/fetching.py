@@ -1,4 +1,4 @@
-"""Fetching of a run's inputs in advance, for nodes without internet access."""
+"""Download of a run's inputs in advance, for nodes without internet access."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _REMOTE_MODELS = ("table", "hub", "s3")
 
 
 def fetch_inputs(settings: Settings, folder: Path) -> Settings:
-    """Fetch datasets, weights, tokenizer and reward model into ``folder``; return settings that name them.
+    """Download datasets, weights, tokenizer and reward model into ``folder``; return settings with paths.
 
-    Local and generated inputs keep their names. All rows are read once, so malformed data is found here. A
-    model in the Hub's cache is used from there; model files that exist are not fetched again. Raises
-    UserError for an input that is unavailable, and if HF_HUB_OFFLINE is set although the Hub is needed.
+    Local and generated inputs are not changed. All rows are read once, so malformed data is found here. A
+    model in the Hub's cache is used from there; existing model files are not downloaded again. Raises
+    UserError for an unavailable input, and if HF_HUB_OFFLINE is set although the Hub is needed.
     """
     _check_online(settings)
     folder = folder.expanduser().absolute()
@@ -65,7 +65,7 @@ def _fetch_dataset(settings: Settings, name: str, folder: Path) -> str:
     if sources.kind_of(name) == "built-in":
         return name
     if sources.kind_of(name) == "path":
-        path = sources.local(name)
+        path = sources.local_path(name)
     else:
         path = sources.fetch(name, folder / slug(name))
     rows = sum(1 for _ in preparation.read_samples(settings, path, fetches=False))
@@ -74,7 +74,7 @@ def _fetch_dataset(settings: Settings, name: str, folder: Path) -> str:
 
 
 def _reward_model(settings: Settings) -> models.ModelSource | None:
-    """Return the source of the reward model; None without one, or for a reward function."""
+    """Return the source of the reward model; None if the reward is a function or not set."""
     reward = settings.rl.reward
     return None if reward is None or scorer_of(reward).function is not None else models.locate(reward)
 

@@ -1,4 +1,4 @@
-"""The planner's Job of a run's settings, and whether an engine supports it."""
+"""Conversion of settings to the planner's Job, and the check which engines support it."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ from launchers.settings import Settings
 
 
 def unsupported(engine: str, settings: Settings, spec: ModelSpec) -> str | None:
-    """Return the reason why an engine cannot train this model with these settings, as one clause, or None.
+    """Return the reason why an engine cannot train this model with these settings, or None if it can.
 
-    Method ``auto`` counts as the first method that it may take.
+    The reason is a clause without a final period. Method ``auto`` is checked as the first method that it may
+    choose.
     """
     reason = engines.get(engine).unsupported_settings(settings)
     if reason is not None:
@@ -33,7 +34,7 @@ def unsupported(engine: str, settings: Settings, spec: ModelSpec) -> str | None:
     values = {
         "engine": engine,
         "method": settings.automatic_methods[0] if settings.method == "auto" else settings.method,
-        "rl": settings.rl.model_copy(update={"reward": None}),  # its size is irrelevant here
+        "rl": settings.rl.model_copy(update={"reward": None}),  # no engine depends on the reward model
     }
     try:
         job = build_job(settings.model_copy(update=values), spec, steps=None)
@@ -44,7 +45,7 @@ def unsupported(engine: str, settings: Settings, spec: ModelSpec) -> str | None:
 
 
 def first_supported_engine(settings: Settings, spec: ModelSpec) -> LaunchedEngine:
-    """Return the first engine that supports these settings for the model; the first of all if none does."""
+    """Return the first engine that supports these settings; the first in order if none does."""
     order = engine_order(settings.task)
     supported = (name for name in order if unsupported(name, settings, spec) is None)
     return next(supported, order[0])
@@ -60,10 +61,10 @@ def installed_engines() -> tuple[LaunchedEngine, ...]:
     return installed or LAUNCHED_ENGINES
 
 
-def _with_sharding_options(
+def _engines_with_sharding(
     settings: Settings, names: tuple[LaunchedEngine, ...]
 ) -> tuple[LaunchedEngine, ...]:
-    """Return the engines that have the sharding options which these settings use; all if none has them."""
+    """Return the engines that support the ``zero`` or ``fsdp`` settings in use; all if none does."""
     sections = [
         name for name in ("zero", "fsdp") if getattr(settings, name) != type(getattr(settings, name))()
     ]
@@ -73,7 +74,8 @@ def _with_sharding_options(
 def build_job(settings: Settings, spec: ModelSpec, steps: int | None, *, installed: bool = False) -> Job:
     """Build the planner's Job from the settings.
 
-    ``installed``: consider only installed engines for engine ``auto``.
+    ``steps``: optimizer steps of the run; None: unknown. ``installed``: engine ``auto`` chooses only among
+    installed engines.
     """
     checkpointing = settings.activation_checkpointing
     stage = settings.zero.stage
@@ -85,7 +87,7 @@ def build_job(settings: Settings, spec: ModelSpec, steps: int | None, *, install
         method=settings.method,
         methods=settings.automatic_methods,
         engine=engine,
-        engines=_with_sharding_options(settings, installed_engines() if installed else LAUNCHED_ENGINES),
+        engines=_engines_with_sharding(settings, installed_engines() if installed else LAUNCHED_ENGINES),
         task=settings.task,
         seq_len=settings.sequence_length(spec),
         global_batch_size=settings.batch_size,
@@ -122,11 +124,11 @@ def build_job(settings: Settings, spec: ModelSpec, steps: int | None, *, install
 
 
 def _automatic_fields(settings: Settings, *, installed: bool) -> dict[str, Any]:
-    """Return packing, Liger's kernels and compiled blocks of the job; None: the planner decides.
+    """Return the Job's fields ``packing``, ``liger`` and ``compile``; None: the planner decides.
 
-    A batch size that the user gives counts rows, which packed sequences would multiply. ``installed``: the
-    job runs here and cannot use what is missing: Liger, or the C compiler that Triton needs (triton 3.6,
-    runtime/build.py).
+    A batch size set by the user excludes packing, because it counts rows, and a packed sequence contains
+    several. ``installed``: the job runs on this machine, so what is not installed is excluded: Liger-Kernel,
+    or the C compiler that Triton needs (triton 3.6, runtime/build.py).
     """
     compiler = os.environ.get("CC") or any(shutil.which(name) for name in ("gcc", "clang"))
     excluded = {
@@ -134,13 +136,13 @@ def _automatic_fields(settings: Settings, *, installed: bool) -> dict[str, Any]:
         "liger": installed and importlib.util.find_spec("liger_kernel") is None,
         "compile": installed and not compiler,
     }
-    chosen = {name: getattr(settings, name) for name in excluded}
+    values = {name: getattr(settings, name) for name in excluded}
     automatic = {name: False if is_excluded else None for name, is_excluded in excluded.items()}
-    return {name: automatic[name] if value == "auto" else value for name, value in chosen.items()}
+    return {name: automatic[name] if value == "auto" else value for name, value in values.items()}
 
 
 def _trained_spec(spec: ModelSpec, settings: Settings) -> ModelSpec:
-    """Return the model with what the settings change: new tokens; resolution, text encoders and average."""
+    """Apply settings that change the model: new tokens; of image models, resolution and trained parts."""
     if isinstance(spec, DiffusionSpec):
         return dataclasses.replace(
             spec,
@@ -152,9 +154,9 @@ def _trained_spec(spec: ModelSpec, settings: Settings) -> ModelSpec:
 
 
 def _evaluated_sequences(settings: Settings, steps: int | None) -> int:
-    """Upper bound on held-out sequences that are evaluated during training.
+    """Return an upper bound on the held-out sequences that are evaluated during training.
 
-    0 if unknown in advance: evaluation by minutes, or a run of unknown length.
+    0 if it is unknown in advance: evaluation by minutes, or a run of unknown length.
     """
     interval = settings.evaluation.every_steps
     if interval is None or steps is None:
@@ -163,7 +165,7 @@ def _evaluated_sequences(settings: Settings, steps: int | None) -> int:
 
 
 def _answers(settings: Settings) -> Answers:
-    """Return the properties of the answers that are generated in each step; the default for other tasks."""
+    """Return the properties of answers that task grpo samples in each step; defaults for other tasks."""
     if not TASKS[settings.task].draws_answers:
         return Answers()
     reward, reward_parameters = settings.rl.reward, 0
@@ -171,6 +173,6 @@ def _answers(settings: Settings) -> Answers:
         reward_parameters = models.resolve(reward, online=True).spec.parameters
     return Answers(
         length=settings.rl.max_completion_length,
-        compares=None if settings.rl.beta == "auto" else settings.rl.beta > 0,
+        compares_reference=None if settings.rl.beta == "auto" else settings.rl.beta > 0,
         reward_parameters=reward_parameters,
     )

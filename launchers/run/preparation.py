@@ -1,7 +1,7 @@
-"""Steps of one run, shared by all launchers: settings -> model -> plan -> data -> evaluation.
+"""Preparation of a run: resolve the model, plan, read and tokenize the data.
 
-The flow and ``python -m launchers`` call the same functions. They pass in what differs: the destination of
-the run (``Target``), the function that chooses among plans, and the function that fetches data.
+The flow and ``python -m launchers`` call the same functions, with different arguments for the destination of
+the run (``Target``), the choice among plans, and the download of data.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pathlib import Path
 from estimator import calibration, models
 from estimator.calibration import Calibration
 from estimator.errors import UserError
+from estimator.formatting import format_count
 from estimator.job import Job, Target
 from estimator.models import DiffusionSpec, ModelRef, ModelSource, ModelSpec, untried
 from estimator.option_names import option_name
@@ -72,11 +73,11 @@ def plan_run(
     Parameters
     ----------
     target:
-        Where the run is to execute; overlaid with the nodes and GPUs from the settings.
+        Destination of the run; nodes and GPUs in the settings take precedence.
     calibrated:
         Whether to correct the plan with the measurements of finished runs.
     choose:
-        Function that chooses the plan of a job.
+        Function that chooses among the plans of a job.
 
     Raises
     ------
@@ -91,21 +92,21 @@ def plan_run(
     checks.check_reward(settings, settings.sequence_length(model.spec))
     tasks.check(settings)
     rows = count_rows(settings)
-    settings = settings.fitted_to(rows)
+    settings = settings.limit_batch(rows)
     steps = count_steps(settings, model.spec, rows)
     if steps is not None and settings.tokens is None:  # of a token budget, ``steps`` is only a lower bound
         checks.check_evaluations(settings, steps)
-    job, place = (
-        build_job(settings, model.spec, steps, installed=target.at_hand),
+    job, run_target = (
+        build_job(settings, model.spec, steps, installed=target.hardware_given),
         apply_resources(settings, target),
     )
     corrections = load_corrections() if calibrated else None
-    plan = choose(job, place, corrections)
+    plan = choose(job, run_target, corrections)
     batch = plan.layout.global_batch_size
-    if batch != settings.batch_size:  # a default, which makes other steps
+    if batch != settings.batch_size:  # the planner changed the default batch, and so the number of steps
         steps = count_steps(settings.model_copy(update={"global_batch_size": batch}), model.spec, rows)
         job = dataclasses.replace(job, global_batch_size=batch, steps=steps)
-        plan = choose(job, place, corrections)
+        plan = choose(job, run_target, corrections)
     config = run_config.resolve(
         settings,
         model.spec,
@@ -120,12 +121,12 @@ def plan_run(
 
 
 def with_vision(settings: Settings, spec: ModelSpec) -> Settings:
-    """Decide an empty ``vision``: frozen if the first rows of a local dataset have images the model sees."""
+    """Resolve an empty ``vision``: frozen if a local dataset starts with images and the model sees them."""
     if settings.vision is not None or settings.task != "sft" or not spec.sees_images:
         return settings
     paths = [Path(sources.split_of(name)[0]).expanduser() for name in mixture.names(settings)]
     local = [name for name, path in zip(mixture.names(settings), paths, strict=True) if path.exists()]
-    if not any(attached.has_images(sources.local(name), settings.columns) for name in local):
+    if not any(attached.has_images(sources.local_path(name), settings.columns) for name in local):
         return settings
     return settings.model_copy(update={"vision": "frozen"})
 
@@ -141,17 +142,18 @@ def load_corrections() -> Calibration | None:
 def _check_files(settings: Settings, model: ModelRef) -> None:
     """Raise UserError if a local model folder or held-out file is unusable."""
     if model.kind == "folder":
-        weights.check_whole(Path(model.location))
+        weights.check_model_folder(Path(model.location))
         own_code.check_model(Path(model.location), trust_remote_code=settings.trust_remote_code)
     if settings.evaluation.dataset and sources.kind_of(settings.evaluation.dataset) == "path":
-        for _ in read_samples(settings, sources.local(settings.evaluation.dataset)):
+        for _ in read_samples(settings, sources.local_path(settings.evaluation.dataset)):
             pass
 
 
 def check_matches(plan: Plan | None, settings: Settings, spec: ModelSpec) -> Plan:
-    """Return the plan that a run was launched with; raise UserError if the settings describe another job.
+    """Return ``plan``, with which the run was launched; raise UserError if the settings contradict it.
 
-    Values that the planner may choose match if the settings leave them open. ``spec``: the model's.
+    A setting that is left to the planner (empty or ``auto``) matches every plan. ``spec``: specification of
+    the model.
     """
     if plan is None:
         raise UserError("This run has no plan.", "Start it with `run`, or redeploy the flow.")
@@ -166,7 +168,7 @@ def check_matches(plan: Plan | None, settings: Settings, spec: ModelSpec) -> Pla
 
 
 def _differences(plan: Plan, settings: Settings, spec: ModelSpec) -> Iterator[tuple[str, object, object]]:
-    """Yield the name, the requested and the planned value of each setting that differs from the plan's."""
+    """Iterate over (name, requested value, planned value) of settings that differ from the plan."""
     layout = plan.layout
     planned: dict[str, object] = {
         "method": plan.method,
@@ -186,19 +188,19 @@ def _differences(plan: Plan, settings: Settings, spec: ModelSpec) -> Iterator[tu
     config = run_config.resolve(
         settings, spec, method=plan.method, engine=plan.engine, batch=layout.global_batch_size
     )
-    without_reward = config.rl.model_copy(update={"reward": None})  # fetched later; no setting here reads it
+    without_reward = config.rl.model_copy(update={"reward": None})  # not fetched yet, and not compared
     job = build_job(config.model_copy(update={"rl": without_reward}), spec, None)
     if job.precision != "auto" and precision_of(job, layout.device, None) != layout.precision:
         yield "precision", job.precision, layout.precision
-    now = {name: str(value) for name, value in changed_settings(job) if name not in planned}
-    then = now if plan.settings is None else dict(plan.settings)
-    for name in {**now, **then}:
-        if name not in planned and now.get(name) != then.get(name):
-            yield name, now.get(name), then.get(name)
+    requested_changes = {name: str(value) for name, value in changed_settings(job) if name not in planned}
+    planned_changes = requested_changes if plan.settings is None else dict(plan.settings)
+    for name in {**requested_changes, **planned_changes}:
+        if name not in planned and requested_changes.get(name) != planned_changes.get(name):
+            yield name, requested_changes.get(name), planned_changes.get(name)
 
 
 def count_rows(settings: Settings) -> int | None:
-    """Count the training rows of local data, refusing malformed data; None if unknown.
+    """Count the training rows of local data; None if unknown. Raises UserError for malformed data.
 
     Rows of plain text are known only after tokenization, batches of images only after bucketing.
     """
@@ -216,15 +218,16 @@ def count_rows(settings: Settings) -> int | None:
 
     held_out = prepare.held_out_rows(sum(counts), settings)
     origins = np.delete(np.repeat(np.arange(len(counts)), counts), held_out)
-    return len(mixture.weighted_places(origins, settings))
+    return len(mixture.weighted_indices(origins, settings))
 
 
 def count_steps(settings: Settings, spec: ModelSpec, rows: int | None) -> int | None:
-    """Count the optimizer steps on ``rows`` data rows, refusing fewer than one batch; None if unknown.
+    """Return the number of optimizer steps on ``rows`` dataset rows; None if unknown.
 
-    For a token budget: the number of steps if all sequences were full.
+    For a token budget, it is a lower bound: all sequences are assumed to be full. Raises UserError for fewer
+    rows than one batch.
     """
-    if settings.tokens is not None:  # full sequences, as the planner counts a step's tokens
+    if settings.tokens is not None:  # the planner too counts full sequences
         sequences = settings.batch_size * (2 if settings.trains_on_pairs else 1)
         return -(-settings.tokens // (sequences * settings.sequence_length(spec)))
     if rows is None:
@@ -258,8 +261,9 @@ def summarize_plan(plan: Plan) -> str:
     layout, memory = plan.layout, plan.prediction.memory
     machine = f"{plan.request.gpus_per_node}x {plan.request.gpu_type}" if plan.request.gpu_type else "CPU"
     return (
-        f"plan: {plan.model}, {plan.method} with {plan.engine}, {layout.nodes} node(s) of {machine}, "
-        f"{layout.sharding}, micro batch {layout.micro_batch_size} x {layout.accumulation}, "
+        f"plan: {plan.model}, {plan.method} with {plan.engine}, "
+        f"{format_count(layout.nodes, 'node')} of {machine}, {layout.sharding}, "
+        f"micro batch {layout.micro_batch_size} x {layout.accumulation}, "
         f"memory of a process {memory.describe()}"
     )
 
@@ -267,39 +271,38 @@ def summarize_plan(plan: Plan) -> str:
 def read_data(
     settings: Settings, folder: Path, *, fetch: Callable[[str, Path], Path] = sources.fetch
 ) -> tuple[StoredRows, StoredRows | None]:
-    """Read and check the training rows, and those of a separate held-out file, into ``folder``/rows.
+    """Read, check and store the training rows and separate held-out rows in ``folder``/rows.
 
     ``fetch(name, folder)`` downloads a dataset into a folder and returns the file's path.
     """
-    shutil.rmtree(
-        folder / "rows", ignore_errors=True
-    )  # may be left by an earlier attempt with other settings
+    # An earlier attempt with other settings may have left rows
+    shutil.rmtree(folder / "rows", ignore_errors=True)
     with stored.Writer(folder / "rows" / "train") as writer:
         for number, name in enumerate(mixture.names(settings)):
             path = fetch(name, folder / (f"mixture-{number}" if number else "dataset"))
             count_before = len(writer)
             for sample in _samples_of(settings, name, path):
-                writer.add(sample.of_source(number) if number else sample)
+                writer.add(sample.with_source(number) if number else sample)
             print(f"{name}: {len(writer) - count_before:,} rows, all well-formed", flush=True)
     if settings.evaluation.dataset:
         with stored.Writer(folder / "rows" / "held-out") as writer:
             path = fetch(settings.evaluation.dataset, folder / "held_out")
             for sample in _samples_of(settings, settings.evaluation.dataset, path):
                 writer.add(sample)
-    return stored_data(folder / "rows")
+    return open_stored_rows(folder / "rows")
 
 
-def stored_data(folder: Path) -> tuple[StoredRows, StoredRows | None]:
-    """Open the rows that :func:`read_data` has written."""
+def open_stored_rows(folder: Path) -> tuple[StoredRows, StoredRows | None]:
+    """Open training and held-out rows in the folder written by :func:`read_data`."""
     held_out = folder / "held-out"
     return StoredRows(folder / "train"), StoredRows(held_out) if held_out.is_dir() else None
 
 
 def read_samples(settings: Settings, path: Path, *, fetches: bool = False) -> Iterator[Sample]:
-    """Iterate over a file's rows in the task's form: conversations, pairs, judged answers, prompts, texts.
+    """Iterate over a file's rows, parsed for the task: conversations, pairs, judged answers, prompts, texts.
 
-    ``fetches``: download images that rows refer to by URL; otherwise these are left unread. Raises UserError
-    before the first row or after the last one.
+    ``fetches``: download images that rows refer to by URL; otherwise these images are not read. Raises
+    UserError before the first row (unusable file) or after the last one (list of invalid rows).
     """
     columns = settings.columns
     if settings.task == "pretrain":
@@ -324,14 +327,14 @@ def read_samples(settings: Settings, path: Path, *, fetches: bool = False) -> It
 
 
 def _samples_of(settings: Settings, name: str, path: Path) -> Iterator[Sample]:
-    """Iterate over the rows of a dataset in the task's form, converting the chats of built-in datasets."""
+    """Iterate over a dataset's rows, parsed for the task; chats of built-in datasets are converted."""
     if sources.kind_of(name) != "built-in" or TASKS[settings.task].images:
         return read_samples(settings, path, fetches=True)
     chats = rows.read(path)
     if settings.task == "pretrain":
         return texts.from_conversations(chats)
     if TASKS[settings.task].judged:
-        return preferences.judged_from(preferences.from_conversations(chats))
+        return preferences.judged_from_pairs(preferences.from_conversations(chats))
     return preferences.from_conversations(chats) if settings.trains_on_pairs else chats
 
 
@@ -344,12 +347,21 @@ def fetch_weights(
     trust_remote_code: bool = False,
     runs_code: bool = True,
 ) -> Path:
-    """Fetch the complete files of one model to this machine (:func:`launchers.models.weights.fetch`).
+    """Fetch all files of a model to this machine, and check that they match its config.json.
 
-    Checks that they match config.json where transformers is installed, as it is where runs train.
-    ``rewards``: the model is a reward model. ``vision``: keep the vision tower of a multimodal model.
-    ``trust_remote_code``: the model may need code of its folder. ``runs_code``: this is a task of the run,
-    which may run it; where a run is launched, such a model is not compared with its config.json.
+    The check needs transformers, and is omitted without it. See :func:`launchers.models.weights.fetch`.
+
+    Parameters
+    ----------
+    rewards:
+        Whether the model is a reward model.
+    vision:
+        Whether to keep the vision tower of a multimodal model.
+    trust_remote_code:
+        Whether the model may need Python code of its folder.
+    runs_code:
+        Whether this process may run that code: True in tasks of a run, False where a run is launched. If
+        False, a model that needs its code is not compared with config.json.
     """
     path = weights.fetch(model, folder, vision=vision)
     is_pipeline = isinstance(model, ModelRef) and isinstance(model.spec, DiffusionSpec)
@@ -375,7 +387,7 @@ def tokenize(
     model_dir: Path,
     folder: Path,
 ) -> PreparedInfo:
-    """Write the tokenized data into ``folder``, once for all ranks, and print a sample row.
+    """Tokenize the rows into ``folder``, which all ranks read, and print a summary and a sample row.
 
     ``held_out``: rows of a separate held-out dataset; None: hold out a part of ``samples``. ``model_dir``
     needs only the configuration and the tokenizer.
@@ -398,7 +410,7 @@ def tokenize(
         settings.seq_len,
         folder,
         held_out or split_off,
-        least_packed_steps=settings.least_packed_steps,
+        min_packed_steps=settings.min_packed_steps,
     )
     print(prepare.summary(info, " + ".join(mixture.names(settings))))
     _warn_short_run(settings, info.total_steps)
@@ -410,23 +422,23 @@ def tokenize(
             "Set evaluation.dataset, or provide more rows.",
         )
     if settings.tokens is not None:
-        trained = sum(tokens_of_steps(Prepared(folder)))
+        trained_tokens = sum(tokens_of_steps(Prepared(folder)))
         print(
-            f"token budget of {settings.tokens:,}: {info.total_steps:,} steps, {trained:,} tokens, "
-            f"{trained / info.tokens:.2f} epochs of the data"
+            f"token budget of {settings.tokens:,}: {info.total_steps:,} steps, {trained_tokens:,} tokens, "
+            f"{trained_tokens / info.tokens:.2f} epochs of the data"
         )
     tokenizer = render.load_tokenizer(model_dir, settings)
-    print(prepare.sample_view(Prepared(folder), tokenizer), flush=True)
+    print(prepare.format_sample(Prepared(folder), tokenizer), flush=True)
     return info
 
 
 def short_run_warning(settings: Settings, total_steps: int) -> str | None:
-    """Return a warning if the run ends within its warm-up, whose first step has learning rate 0; or None."""
+    """Return a warning if the run ends before the warm-up does; None otherwise."""
     warmup = warmup_steps(settings.schedule, total_steps)
     if total_steps > warmup:
         return None
     if total_steps == 1:
-        return (
+        return (  # the first step of a warm-up has learning rate 0
             "WARNING: the run has one step, and the warm-up starts at learning rate 0: nothing is learned; "
             "add rows or epochs, or set schedule.warmup_steps 0"
         )

@@ -1,8 +1,8 @@
-"""Replanning after an attempt that ran out of memory, with the next plan kept in the run's store.
+"""Replanning after an attempt that ran out of memory; plans for later attempts are in the run's store.
 
-``PREFIX/attempt-N.json`` is the plan that follows attempt N. If it does not exist, attempt N did not run out
-of memory, and its plan remains valid. An attempt whose container was killed cannot write it; then the process
-that waited for the container writes ``PREFIX/STEP-attempt-N.killed``.
+``PREFIX/attempt-N.json`` is the plan for the attempts after attempt N. If it does not exist, attempt N did
+not run out of memory, and its plan remains valid. An attempt whose container was killed cannot write that
+file; instead the process that waits for the container writes ``PREFIX/STEP-attempt-N.killed``.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from launchers.store.bundles import Storage
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Replanning:
-    """Plans of one run's attempts.
+    """Store of the plans and out-of-memory kills of one run's attempts.
 
     Parameters
     ----------
     storage:
-        The run's storage, shared by all nodes.
+        Storage of the run, shared by all nodes.
     prefix:
-        Key prefix of the plans.
+        Key prefix of the stored plans.
     """
 
     storage: Storage
     prefix: str
 
-    def after(self, attempt: int) -> Iterator[NextPlan]:
-        """Iterate over the plans stored after attempts up to ``attempt``, newest first."""
+    def plans_after(self, attempt: int) -> Iterator[NextPlan]:
+        """Iterate over the plans stored by ``attempt`` and earlier attempts, newest first."""
         for number in range(attempt, -1, -1):
             try:
                 values = json.loads(self.storage.get_bytes(self._key(number)))
@@ -45,21 +45,21 @@ class Replanning:
             except (FileNotFoundError, ValueError, TypeError, KeyError):  # noqa: PERF203
                 continue
 
-    def keep(self, attempt: int, following: NextPlan) -> None:
-        """Store the plan that follows an attempt; every node would store the same."""
-        values = {**dataclasses.asdict(following), "plan": following.plan.to_json()}
+    def store_plan(self, attempt: int, next_plan: NextPlan) -> None:
+        """Store the plan for the attempts after ``attempt``; all nodes would store the same plan."""
+        values = {**dataclasses.asdict(next_plan), "plan": next_plan.plan.to_json()}
         self.storage.put_bytes(self._key(attempt), json.dumps(values).encode())
 
-    def has_after(self, attempt: int) -> bool:
-        """Whether this attempt has stored a plan to follow it."""
+    def has_plan_after(self, attempt: int) -> bool:
+        """Whether a plan for the attempts after ``attempt`` is stored."""
         return self.storage.size(self._key(attempt)) is not None
 
-    def note_kill(self, step: str, attempt: int, container: str) -> None:
-        """Record that an attempt's container (``container``) was killed for running out of memory."""
+    def record_kill(self, step: str, attempt: int, container: str) -> None:
+        """Record that ``container`` of an attempt was killed because it ran out of memory."""
         self.storage.put_bytes(self._kill_key(step, attempt), container.encode())
 
-    def kill_of(self, step: str, attempt: int) -> str | None:
-        """Return the container that was killed in an attempt; None if none is known."""
+    def killed_container(self, step: str, attempt: int) -> str | None:
+        """Return the container of an attempt that was killed; None if no kill was recorded."""
         try:
             return self.storage.get_bytes(self._kill_key(step, attempt)).decode()
         except FileNotFoundError:
@@ -73,7 +73,7 @@ class Replanning:
 
 
 def plans_key(run_id: str) -> str:
-    """Return the key prefix of a run's plans."""
+    """Return the key prefix under which :class:`Replanning` stores a run's plans."""
     return f"plans/{run_id}"
 
 
@@ -82,23 +82,23 @@ def choose_plan(
     attempt: int,
     launched: Plan,
     *,
-    granted: Plan | None = None,
+    requested_plan: Plan | None = None,
     report: Callable[[str], None] = lambda _: None,
 ) -> Plan:
-    """Return this attempt's plan: the launched one, or the one that follows a failed attempt.
+    """Return this attempt's plan: ``launched``, or the newest plan stored after running out of memory.
 
-    ``granted`` is the plan that this attempt's machines were requested with, if it is another one.
+    ``requested_plan``: plan whose machines were requested for this attempt; None: ``launched``.
     """
-    gpu = (granted or launched).request.gpu_type
-    for following in plans.after(attempt - 1):
-        # The scheduler of the attempts may be unable to request other machines
-        if not following.needs_other_machine or following.plan.request.gpu_type == gpu:
-            report(f"another plan, as an earlier attempt ran out of memory: {following.change}")
-            return following.plan
+    gpu = (requested_plan or launched).request.gpu_type
+    for next_plan in plans.plans_after(attempt - 1):
+        # A retry may be unable to request other machines, so plans for other GPUs are skipped
+        if not next_plan.needs_other_machine or next_plan.plan.request.gpu_type == gpu:
+            report(f"using another plan because an earlier attempt ran out of memory: {next_plan.change}")
+            return next_plan.plan
     return launched
 
 
-def out_of_memory(
+def plan_after_out_of_memory(
     plans: Replanning,
     attempt: int,
     failed: Plan,
@@ -107,19 +107,22 @@ def out_of_memory(
     *,
     other_machines: bool,
 ) -> str:
-    """Choose and store the plan that follows one that ran out of memory; return a message for the log."""
+    """Choose and store the plan for the attempts after one that ran out of memory; return a log message.
+
+    ``failed``: plan of the failed attempt. ``other_machines``: whether a retry can request another GPU.
+    """
     try:
         job = build_job(settings, spec, steps=None)
-        following = after_out_of_memory(failed, job, attempt=attempt, other_machines=other_machines)
+        next_plan = after_out_of_memory(failed, job, attempt=attempt, other_machines=other_machines)
     except UserError as error:
         return f"out of memory, and no other plan was found: {error.problem}"
-    if following is None:
+    if next_plan is None:
         return "out of memory, and no plan needs less: use a larger GPU or shorter sequences"
-    plans.keep(attempt, following)
-    return f"out of memory: a retry will use {following.change}"
+    plans.store_plan(attempt, next_plan)
+    return f"out of memory: a retry will use {next_plan.change}"
 
 
-def after_kill(
+def plan_after_kill(
     plans: Replanning,
     attempt: int,
     launched: Plan,
@@ -127,16 +130,16 @@ def after_kill(
     spec: ModelSpec,
     *,
     killed: str,
-    granted: Plan | None = None,
+    requested_plan: Plan | None = None,
 ) -> str:
-    """Choose and store the plan that follows the previous attempt, whose container was ``killed``.
+    """Choose and store a plan for this attempt, because a container of the previous attempt was killed.
 
-    Returns a message for the log. This attempt's machines are already allocated, so the plan cannot use
-    another GPU.
+    ``killed``: name of that container. This attempt's machines are already allocated, so the plan cannot use
+    another GPU. Returns a log message.
     """
     failed = attempt - 1
-    if plans.has_after(failed):  # stored by another node of this attempt, or by the failed attempt itself
+    if plans.has_plan_after(failed):  # stored by another node of this attempt, or by the failed attempt
         return f"{killed} ran out of memory"
-    plan = choose_plan(plans, failed, launched, granted=granted)
-    line = out_of_memory(plans, failed, plan, settings, spec, other_machines=False)
+    plan = choose_plan(plans, failed, launched, requested_plan=requested_plan)
+    line = plan_after_out_of_memory(plans, failed, plan, settings, spec, other_machines=False)
     return f"{killed}: {line}"

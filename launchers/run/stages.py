@@ -1,7 +1,7 @@
 """Stages after training: evaluation, benchmark tasks, upload to the Hub, closing report.
 
 Metaflow's steps (flows/finetune/steps.py) and jobs of a scheduler (launchers/scheduler/run.py) call the same
-functions. A measurement or an upload that fails never costs the trained model: :func:`attempt` prints the
+functions. If a measurement or an upload fails, the trained model is still saved: :func:`attempt` prints the
 error, and the run continues.
 """
 
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageResult(Generic[T]):
-    """Value of a stage, or the first line of its error. Both are None if there was nothing to do."""
+    """Return value of a stage, or the first line of its error; both None if there was nothing to do."""
 
     value: T | None = None
     error: str | None = None
@@ -67,9 +67,9 @@ def evaluate(
     Parameters
     ----------
     data_dir:
-        Prepared data; its ``heldout`` holds the rows.
+        Prepared data, with the held-out rows in ``heldout``.
     reward:
-        Scorer of the answers of task grpo, on this machine.
+        Reward function or model of task grpo, as a path on this machine.
 
     Raises
     ------
@@ -107,7 +107,7 @@ def score_tasks(request: HarnessRequest, on_model: Callable[[Path], None] = lamb
 def push(folder: Path, page: str, settings: RunConfig, *, model_dir: Path) -> str:
     """Upload the finished model in ``folder`` to the Hub; return its URL.
 
-    Raises UserError with the command that uploads it later from ``model_dir``, where the user has it.
+    ``model_dir``: final location of the model; a UserError has the command to upload it from there later.
     """
     try:
         return hub_push.push(folder, page, settings)
@@ -117,7 +117,7 @@ def push(folder: Path, page: str, settings: RunConfig, *, model_dir: Path) -> st
 
 
 def _joined(parts: Sequence[str], width: int = 80) -> list[str]:
-    """Join as many parts into one line as fit into ``width`` columns."""
+    """Join parts with semicolons into lines of at most ``width`` columns."""
     lines: list[str] = []
     for part in parts:
         if lines and len(lines[-1]) + len(part) + 2 <= width:
@@ -135,9 +135,10 @@ def closing_lines(
     url: str | None = None,
     errors: Mapping[str, str | None] | None = None,
 ) -> list[str]:
-    """Report of a finished run: example answers, measurements, where the model is, failed stages.
+    """Format the report of a finished run: example answers, measurements, model location, failed stages.
 
-    ``url``: of the model on the Hub. ``errors``: by stage; None for a stage that succeeded.
+    ``url``: address of the model on the Hub, if it was uploaded. ``errors``: error message by stage; None for
+    a stage that succeeded.
     """
     lines = evaluation.table().splitlines() if evaluation else []
     lines += _joined([f"{name}: {value}" for name, value in facts])

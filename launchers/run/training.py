@@ -32,11 +32,11 @@ from launchers.report.peak import MemoryPeak
 from launchers.report.progress import Progress
 from launchers.report.state import RunState
 from launchers.report.stragglers import Stragglers, describe
-from launchers.report.telemetry import DistInfo, Evaluated, Event, Pace, Phase, Profiled, Step
+from launchers.report.telemetry import DistInfo, Evaluated, Event, Phase, Profiled, Step, StepTiming
 from launchers.report.trackers import Trackers
 from launchers.report.window import Window, summary_lines
-from launchers.run.export_best import export_best, has_ended, last_step
-from launchers.run.replanning import Replanning, after_kill, choose_plan, out_of_memory
+from launchers.run.export_best import export_best, has_no_steps_left, last_step
+from launchers.run.replanning import Replanning, choose_plan, plan_after_kill, plan_after_out_of_memory
 from launchers.run.trial import TrialResult, find_decision, run_trials
 from launchers.store.bundles import Storage, put_bundle
 from launchers.store.checkpoints import CheckpointStore, restore_newest
@@ -46,7 +46,7 @@ _EVALUATION_INTERVAL_S = 10.0  # minimum time between two progress lines of an e
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """One attempt of a run: its keys in the store, and the runs it may resume from."""
+    """One attempt of a run: its keys in the store, and the runs that it may resume from."""
 
     run: str  # name of the run in logs and trackers
     number: int
@@ -55,13 +55,13 @@ class Attempt:
     logs: str  # key of the bundle of this node's logs
     profile: str  # key prefix of the traces of this node's ranks
     plans: str | None = None  # key prefix of plans for later attempts; None: all attempts use the same plan
-    granted: Plan | None = None  # plan that this attempt's machines were requested with; None: the job's plan
+    requested_plan: Plan | None = None  # plan whose machines were requested for this attempt; None: the job's
     other_machines: bool = False  # whether a later attempt can get another GPU
     killed: str | None = None  # container of the previous attempt that was killed for its memory, if known
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trained:
+class TrainingResult:
     """Result of one node's training for the following steps."""
 
     job: TrainJob  # its plan is the one this attempt used
@@ -69,7 +69,7 @@ class Trained:
     memory_peak: MemoryPeak | None  # largest process of this node since its start; None: not reported
     windows: tuple[Window, ...] = ()  # profiled by this node's ranks
     evaluations: tuple[HeldOutLoss, ...] = ()  # during training, including those before resumed_from
-    exported_step: int  # step whose model was exported
+    exported_step: int  # step that was exported
 
     @property
     def resumed_from(self) -> int:
@@ -78,7 +78,7 @@ class Trained:
 
     @property
     def exported(self) -> list[tuple[str, str]]:
-        """Rows of (label, text) on the exported step; empty for a run without evaluations."""
+        """Rows of (label, text) that describe the exported step; empty for a run without evaluations."""
         last, settings = last_step(self.job, self.evaluations), self.job.settings.evaluation
         return describe_export(self.evaluations, settings, exported=self.exported_step, last_step=last)
 
@@ -94,10 +94,10 @@ def train(
     on_event: Callable[[Event], None] = lambda _: None,
     on_trial: Callable[[TrialResult], None] = lambda _: None,
     grace: Grace = NO_GRACE,
-) -> Trained:
-    """Train as one node of the gang; returns when all nodes are done, raises when any has failed.
+) -> TrainingResult:
+    """Train as one node of the gang; return when all nodes are done, raise when any node has failed.
 
-    After an attempt that ran out of memory, the next one uses a plan that needs less.
+    If the attempt runs out of memory, a plan that needs less is stored for the next attempt.
 
     Parameters
     ----------
@@ -108,13 +108,13 @@ def train(
     work:
         Folder of this node.
     state:
-        Receives this attempt's plan and every telemetry event of the node's ranks. None: a new one.
+        Updated with this attempt's plan and every telemetry event of the node's ranks; None: a new state.
     on_event:
-        Called with every telemetry event after ``state`` was updated.
+        Called with every telemetry event after ``state`` is updated.
     on_trial:
-        Called with each trial's result on the first node (``job.settings.trial``).
+        Called on the first node with each trial's result (``job.settings.trial``).
     grace:
-        Signals after which a checkpoint is stored before this node ends.
+        Signals that end this node after a checkpoint was stored.
 
     Raises
     ------
@@ -125,7 +125,7 @@ def train(
     job = with_reference(job, address, store, work)
     plans = Replanning(storage=store, prefix=attempt.plans) if attempt.plans is not None else None
     if job.settings.trial:
-        job = replace(job, plan=_tried_plan(job, attempt, address, store, plans, on_trial))
+        job = replace(job, plan=_plan_from_trials(job, attempt, address, store, plans, on_trial))
     if plans is not None:
         report = print if address.node == 0 else lambda _: None  # only node 0 logs what all nodes do
         job = replace(job, plan=_choose_plan(plans, job, attempt, report))
@@ -135,10 +135,7 @@ def train(
     # Rank 0 counts the tokens of sampled answers, which the prepared prompts do not contain
     state.tokens_of_steps = None if TASKS[job.settings.task].draws_answers else tokens_of_steps(data)
     reporter = _Reporter(job, attempt.run, state, _Traces(store, attempt.profile), on_event, address.node)
-    # The key contains a fingerprint, so that checkpoints of other data or settings are not used
-    fingerprint = data.info.fingerprint
-    if job.plan.engine == "deepspeed" and job.plan.layout.sharding != launched.layout.sharding:
-        fingerprint += f"-{job.plan.layout.sharding}"  # DeepSpeed cannot resume from another ZeRO stage
+    fingerprint = _checkpoint_fingerprint(data, job.plan, launched)
     checkpoints = CheckpointStore(
         store,
         f"{attempt.checkpoints}/{fingerprint}",
@@ -160,7 +157,7 @@ def train(
         if address.node == 0:
             _warn_missed_window(job)
     try:
-        if not has_ended(job):
+        if not has_no_steps_left(job):
             run_node(job, address, on_event=reporter, checkpoints=checkpoints, grace=grace)
         exported = export_best(job, state.evaluations, address, checkpoints, work / "best", reporter)
     except GangFailed as error:
@@ -169,9 +166,9 @@ def train(
         raise
     finally:
         reporter.close()
-        _keep_logs(store, attempt.logs, job.logs_dir)
-        reporter.traces.keep(job.profile_dir)
-    return Trained(
+        _store_logs(store, attempt.logs, job.logs_dir)
+        reporter.traces.store(job.profile_dir)
+    return TrainingResult(
         job=job,
         metrics=state.metrics,
         memory_peak=state.memory_peak,
@@ -181,33 +178,46 @@ def train(
     )
 
 
+def _checkpoint_fingerprint(data: Prepared, plan: Plan, launched: Plan) -> str:
+    """Return the part of a checkpoint's key that prevents use with other data, settings or ZeRO stages.
+
+    ``launched``: plan that the run was launched with.
+    """
+    fingerprint = data.info.fingerprint
+    if plan.engine == "deepspeed" and plan.layout.sharding != launched.layout.sharding:
+        fingerprint += f"-{plan.layout.sharding}"  # DeepSpeed cannot resume from another ZeRO stage
+    return fingerprint
+
+
 def with_reference(job: TrainJob, address: NodeAddress, store: Storage, work: Path) -> TrainJob:
     """Add precomputed latents or reference log-probabilities to the job, if its task needs them.
 
     All nodes compute them together, or reuse what is in ``store``. Raises UserError and RankFailed as
-    :func:`launchers.precompute.parts.fetch` does.
+    :func:`launchers.precompute.parts.compute_all` does.
     """
     images = TASKS[job.settings.task].images
     if not images and not reference.is_needed(job):
         return job
-    fetch = latents.fetch if images else reference.fetch
-    job = replace(job, reference=fetch(job, address, store, work / "reference"))
+    precompute = latents.precompute if images else reference.precompute
+    job = replace(job, reference=precompute(job, address, store, work / "reference"))
     if not job.evaluates:
         return job
     held_out = replace(job, data_dir=job.held_out_dir)
-    held_out_reference = fetch(held_out, address, store, work / "held-out", max_rows=MAX_ROWS)
+    held_out_reference = precompute(held_out, address, store, work / "held-out", max_rows=MAX_ROWS)
     return replace(job, held_out_reference=held_out_reference)
 
 
 def _plan_next_attempt(plans: Replanning, attempt: Attempt, job: TrainJob, address: NodeAddress) -> None:
-    """After running out of memory, store a plan that needs less for the next attempt, and log it."""
+    """Store and log a plan that needs less memory, for the next attempt."""
     spec, other_machines = job.model.spec, attempt.other_machines
-    line = out_of_memory(plans, attempt.number, job.plan, job.settings, spec, other_machines=other_machines)
+    line = plan_after_out_of_memory(
+        plans, attempt.number, job.plan, job.settings, spec, other_machines=other_machines
+    )
     if address.node == 0:
         print(line, flush=True)
 
 
-def _tried_plan(
+def _plan_from_trials(
     job: TrainJob,
     attempt: Attempt,
     address: NodeAddress,
@@ -215,7 +225,7 @@ def _tried_plan(
     plans: Replanning | None,
     on_trial: Callable[[TrialResult], None],
 ) -> Plan:
-    """Return the plan chosen by this run's trials, which are run in its first attempt."""
+    """Return the plan chosen by the run's trials; the trials run only in its first attempt."""
     prefix = f"trials/{attempt.run}"
     decision = find_decision(store, prefix)
     if decision is None and attempt.number == 0:
@@ -229,20 +239,20 @@ def _tried_plan(
 
 
 def _choose_plan(plans: Replanning, job: TrainJob, attempt: Attempt, report: Callable[[str], None]) -> Plan:
-    """Return this attempt's plan: the launched one, or a smaller one after running out of memory."""
+    """Return this attempt's plan: the job's, or one that needs less after an attempt out of memory."""
     if attempt.killed is not None:
         report(
-            after_kill(
+            plan_after_kill(
                 plans,
                 attempt.number,
                 job.plan,
                 job.settings,
                 job.model.spec,
                 killed=attempt.killed,
-                granted=attempt.granted,
+                requested_plan=attempt.requested_plan,
             )
         )
-    return choose_plan(plans, attempt.number, job.plan, granted=attempt.granted, report=report)
+    return choose_plan(plans, attempt.number, job.plan, requested_plan=attempt.requested_plan, report=report)
 
 
 def _warn_missed_window(job: TrainJob) -> None:
@@ -255,13 +265,13 @@ def _warn_missed_window(job: TrainJob) -> None:
 
 
 class _Traces:
-    """Traces of a node's profiled windows and their location in the store."""
+    """Trace files of a node's profiled windows, and their location in the store."""
 
     def __init__(self, store: Storage, key: str) -> None:
         self._store, self._key = store, key
 
-    def placed(self, event: Profiled) -> Profiled:
-        """Return the event with the future location of its window's files in the store."""
+    def with_location(self, event: Profiled) -> Profiled:
+        """Return the event with the location at which :meth:`store` will put the window's files."""
         if event.window is None:
             return event
         window = Window.from_dict(event.window)
@@ -272,7 +282,7 @@ class _Traces:
         )
         return replace(event, window=window.to_dict())
 
-    def keep(self, folder: Path) -> None:
+    def store(self, folder: Path) -> None:
         """Store the files; a failure is only printed, so that it does not hide the run's error."""
         try:
             for path in sorted(folder.glob("rank-*")):
@@ -281,7 +291,7 @@ class _Traces:
             print(f"the traces of the profiled window could not be stored: {error}")
 
 
-def _keep_logs(store: Storage, key: str, folder: Path) -> None:
+def _store_logs(store: Storage, key: str, folder: Path) -> None:
     """Store every rank's logs; a failure is only printed, so that it does not hide the run's error."""
     if not folder.is_dir():
         return
@@ -305,7 +315,7 @@ class _Reporter:
     ) -> None:
         self.traces = traces
         self._job, self._run, self._state, self._node = job, run, state, node
-        self._progress_at = 0.0  # when an evaluation's progress was last printed
+        self._progress_at = 0.0  # time of the last progress line of an evaluation
         self._on_event = on_event
         self._trackers: Trackers | None = None
         layout = job.plan.layout
@@ -313,7 +323,7 @@ class _Reporter:
         self._progress = Progress(total_steps=job.total_steps, interval=job.settings.log_every)
 
     def __call__(self, event: Event) -> None:
-        if isinstance(event, Pace):
+        if isinstance(event, StepTiming):
             for straggling in self._stragglers.add(event):
                 on_gpus = self._job.plan.layout.device == "cuda"
                 print(
@@ -323,20 +333,20 @@ class _Reporter:
                 self._add(straggling)
             return
         if isinstance(event, Profiled):
-            event = self.traces.placed(event)
+            event = self.traces.with_location(event)
         ranks, evaluations = len(self._state.infos), len(self._state.evaluations)
         self._add(event)
         if isinstance(event, DistInfo):
             if ranks < len(self._state.infos) == self._job.plan.layout.processes_per_node:
-                # In one write, because local nodes share their output
+                # In one write, because nodes on one machine share standard output
                 print("\n".join([*dist_lines(self._state.infos), ""]), end="", flush=True)
         elif isinstance(event, Profiled):
-            self._show(event)
+            self._print_window(event)
         elif isinstance(event, Evaluated):
             if event.loss is None:
-                self._show_progress(event)
+                self._print_evaluation_progress(event)
             elif self._node == 0 and evaluations < len(self._state.evaluations):
-                self._show_evaluation()
+                self._print_evaluation()
         elif isinstance(event, Phase) and event.rank == 0:
             if event.name == "save" or (event.name == "checkpoint" and self._progress.prints_checkpoint()):
                 print(f"{event.name} after step {event.step}" if event.step else event.name, flush=True)
@@ -349,7 +359,7 @@ class _Reporter:
         self._state.add(event)
         self._on_event(event)
 
-    def _show(self, event: Profiled) -> None:
+    def _print_window(self, event: Profiled) -> None:
         if event.window is None:
             print(f"WARNING: rank {event.rank} could not be profiled: {event.problem}", flush=True)
             return
@@ -359,14 +369,14 @@ class _Reporter:
             f"  trace (after the run): {window.trace}",
             "",
         ]
-        print("\n".join(text), end="", flush=True)  # in one write, because local nodes share their output
+        print("\n".join(text), end="", flush=True)  # in one write: nodes may share standard output
 
-    def _show_progress(self, event: Evaluated) -> None:
+    def _print_evaluation_progress(self, event: Evaluated) -> None:
         if event.rank == 0 and event.at - self._progress_at >= _EVALUATION_INTERVAL_S:
             self._progress_at = event.at
             print(f"evaluating after step {event.step}: {event.done} of {event.rows} rows", flush=True)
 
-    def _show_evaluation(self) -> None:
+    def _print_evaluation(self) -> None:
         losses, settings = self._state.evaluations, self._job.settings
         print(evaluation_line(losses), flush=True)
         if stops_early(losses, settings.evaluation):
@@ -381,7 +391,7 @@ class _Reporter:
         self._trackers.log(step, figures)
 
     def notes(self, step: int) -> dict[str, Any]:
-        """Return the part of the run's state that a checkpoint of this step stores."""
+        """Return the part of the run's state to store in a checkpoint of this step."""
         return self._state.notes(step, keeps_best=self._job.settings.evaluation.keeps_best)
 
     def close(self) -> None:

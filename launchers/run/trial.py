@@ -1,4 +1,4 @@
-"""Trial of the best plans: a few real steps on the run's machines before the run; the fastest plan is used.
+"""Trials: a few steps with each of the best plans on the run's machines, to choose the fastest plan.
 
 A predicted speed is accurate to about 20 %, so another of the best plans may be faster. All nodes run the
 same trials in the same order; the first node stores its decision in the run's store, where the other nodes
@@ -31,8 +31,8 @@ from launchers.run.job import build_job
 from launchers.settings.sections import ProfileWindow
 from launchers.store.bundles import Storage
 
-# Steps before the measured ones: the first creates the optimizer's states and loads kernels, the second is
-# the first to reach the memory peak.
+# Unmeasured steps at the beginning: the first creates the optimizer's states and loads kernels, the second
+# is the first that reaches the memory peak.
 WARM_UP = 2
 DECISION_S = 600.0  # time limit for the first node's decision after the trials
 
@@ -57,7 +57,7 @@ class TrialResult:
 
     @property
     def predicted_memory(self) -> Counted | None:
-        """Prediction for :attr:`memory_peak`, also available if the trial failed without one."""
+        """Predicted value of :attr:`memory_peak`; known even if the trial failed before the measurement."""
         on_gpu = self.plan.layout.device == "cuda"
         return self.plan.prediction.memory.counted("reserved" if on_gpu else "resident")
 
@@ -82,7 +82,7 @@ class Decision:
 
 
 def find_decision(store: Storage, prefix: str) -> Decision | None:
-    """Return the decision of an earlier attempt or of the first node; None if not yet available."""
+    """Return the stored decision of this or an earlier attempt; None if there is none yet."""
     try:
         values = json.loads(store.get_bytes(f"{prefix}/trial.json"))
     except FileNotFoundError:
@@ -113,10 +113,10 @@ def run_trials(
     Raises
     ------
     UserError, SystemExit
-        As :func:`launchers.gang.node.run_node` does; also if every plan failed for a reason other than
-        memory.
+        As :func:`launchers.gang.node.run_node` does; UserError also if every plan failed for a reason other
+        than memory.
     GangFailed
-        If every plan ran out of memory: a retry then uses one that needs less.
+        Every plan ran out of memory; a retry then uses a plan that needs less.
     """
     planned = build_job(job.settings, job.model.spec, steps=None)
     plans = trial_plans(job.plan, planned)
@@ -168,6 +168,7 @@ def _store_decision(store: Storage, prefix: str, decision: Decision) -> None:
 
 
 def _await_decision(store: Storage, prefix: str) -> Decision:
+    """Wait for the decision of the first node; raises UserError after :data:`DECISION_S`."""
     deadline = time.monotonic() + DECISION_S
     while time.monotonic() < deadline:
         decision = find_decision(store, prefix)
@@ -181,7 +182,7 @@ def _await_decision(store: Storage, prefix: str) -> Decision:
 
 
 def describe_layout(plan: Plan) -> str:
-    """Format the part of the layout in which tried plans differ."""
+    """Format the layout settings in which the plans of trials differ."""
     layout = plan.layout
     checkpointing = "checkpointing" if layout.activation_checkpointing else "no checkpointing"
     sharding = "" if layout.sharding == "none" else f"{layout.sharding}, "
@@ -214,7 +215,7 @@ def _print_on_first_node(address: NodeAddress, line: str) -> None:
 
 
 def _result(state: RunState, plan: Plan, failure: Failure | None = None) -> TrialResult:
-    """Result of one plan's trial from the telemetry of its steps."""
+    """Build the result of one plan's trial from the telemetry of its steps."""
     rates = [step.tokens_per_second for step in state.metrics if step.step > WARM_UP]
     return TrialResult(
         plan=plan,

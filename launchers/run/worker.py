@@ -1,6 +1,6 @@
-"""One rank of a job: ``python -m launchers.run.worker JOB_FILE [--engine MODULE:CLASS]`` runs its engine.
+"""Process of one rank: ``python -m launchers.run.worker JOB_FILE [--engine MODULE:CLASS]`` trains a job.
 
-Writes into the work folder, for the node's task: ``ranks/rank-NNNNN.json`` (its pid) at the start,
+Files in the work folder inform the node's task: ``ranks/rank-NNNNN.json`` (the pid) at the start,
 ``ranks/rank-NNNNN.done`` after successful training, ``errors/rank-NNNNN.json`` after a failure.
 """
 
@@ -58,16 +58,17 @@ def main() -> None:
                 bind_to_gpu(env.local_rank, env.local_world_size)
             _engine(arguments.engine, job).train(job)
         (ranks / f"rank-{env.rank:05d}.done").write_text(json.dumps({"at": time.time()}))
-    except BaseException as error:  # noqa: BLE001 the process ends here, whatever it was
+    except BaseException as error:  # noqa: BLE001 the process ends after any error
         reserve.unlink(missing_ok=True)
         _fail(work_dir, env.rank, error)
-    # Exits without the interpreter's teardown: a crash in a library's destructor must not turn a finished
-    # rank into a failed one while other ranks still save.
+    # Exit without the interpreter's teardown: a crash in a library's destructor would turn a finished rank
+    # into a failed one while other ranks still save.
     reserve.unlink(missing_ok=True)
     _exit(0)
 
 
 def _engine(name: str | None, job: TrainJob) -> engines.Engine:
+    """Return the engine named MODULE:CLASS; None: the engine of the plan."""
     if name is None:
         return engines.get(job.plan.engine)
     module, _, attribute = name.partition(":")
@@ -86,6 +87,7 @@ def _link_logs(logs: Path, rank: int) -> None:
 
 
 def _fail(work_dir: Path, rank: int, error: BaseException) -> None:
+    """Write the error file of this rank and exit with status 1; explain an error by a full disk."""
     if isinstance(error, SystemExit) and error.code in (0, None):
         error = RuntimeError("the engine called sys.exit() before the end of training")
     traceback.print_exception(error, file=sys.stderr)
@@ -106,7 +108,7 @@ def _exit(code: int) -> None:
 
 
 def _remove_unfinished(checkpoints: Path) -> None:
-    """Remove checkpoints of which no rank has finished its part, such as one interrupted by a full disk."""
+    """Remove checkpoints without any finished part, such as one interrupted by a full disk."""
     for folder in checkpoints.glob("step-*"):
         if not any(folder.glob("rank-*.json")):
             shutil.rmtree(folder, ignore_errors=True)

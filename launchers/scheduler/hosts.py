@@ -15,6 +15,7 @@ from typing import Any
 
 from estimator import models
 from estimator.errors import UserError
+from estimator.formatting import format_count
 from estimator.job import Machine, Target
 from estimator.models import ModelRef
 from estimator.plan import Plan
@@ -103,7 +104,7 @@ def plan_for_hosts(settings: Settings, hosts: Sequence[Host], *, calibrated: boo
     nodes = settings.resources.nodes
     if nodes is not None and nodes != len(hosts):
         raise UserError(
-            f"The settings request {nodes} node(s) (resources.nodes), this job has {len(hosts)}.",
+            f"resources.nodes: {nodes} are requested, this job has {format_count(len(hosts), 'node')}.",
             "Leave resources.nodes empty, or request that number from the scheduler.",
         )
     machine = smallest([host.machine for host in hosts])

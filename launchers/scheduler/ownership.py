@@ -30,7 +30,7 @@ class Ownership:
         self._thread = threading.Thread(target=self._beat, name="ownership", daemon=True)
 
     def __enter__(self) -> Ownership:
-        owner = None if self._claim() else self._other()
+        owner = None if self._claim() else self._active_owner()
         if owner is not None:
             raise UserError(
                 f"Job {owner} is writing into {self._path.parent.parent}.",
@@ -47,7 +47,7 @@ class Ownership:
         self._thread.join(BEAT_S)
         self._path.unlink(missing_ok=True)
 
-    def _other(self) -> str | None:
+    def _active_owner(self) -> str | None:
         """Return another job that was active recently; None if there is none."""
         try:
             age = time.time() - self._path.stat().st_mtime

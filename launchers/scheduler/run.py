@@ -42,10 +42,10 @@ from launchers.run import checks, stages
 from launchers.run.export_best import VISIBLE_S
 from launchers.run.replanning import plans_key
 from launchers.run.stages import StageResult
-from launchers.run.training import Attempt, Trained, train
+from launchers.run.training import Attempt, TrainingResult, train
 from launchers.scheduler.hosts import Host, Start, prepare_start
-from launchers.scheduler.meeting import meet
 from launchers.scheduler.ownership import Ownership
+from launchers.scheduler.rendezvous import join
 from launchers.settings import Settings
 from launchers.store.bundles import LocalStorage
 
@@ -111,13 +111,13 @@ def _lead(
     From here until ``owned`` is closed, this job owns the output folder.
     """
     _create_shared_folder(request.folder, "--output")
-    with full_disk_explained(request.folder, RESUME_ADVICE), meet(allocation, request.folder) as meeting:
+    with full_disk_explained(request.folder, RESUME_ADVICE), join(allocation, request.folder) as rendezvous:
         if request.cache is not None:
             _create_shared_folder(request.cache, "--cache")
-        facts = meeting.gather(_host(allocation, work).to_dict(), VISIBLE_S)
+        facts = rendezvous.gather(_host(allocation, work).to_dict(), VISIBLE_S)
         owned.enter_context(Ownership(request.folder, allocation.job))
         if _is_finished(request, allocation):
-            meeting.send({"start": ""})
+            rendezvous.send({"start": ""})
             return None
         hosts = [Host.from_dict(values) for values in facts]
         start = prepare_start(
@@ -126,21 +126,21 @@ def _lead(
         name = f"start-{secrets.token_hex(8)}.json"
         (request.folder / name).touch(mode=0o600)
         (request.folder / name).write_text(start.to_json())
-        meeting.send({"start": name})
+        rendezvous.send({"start": name})
         try:
-            meeting.gather({}, VISIBLE_S + 60)
+            rendezvous.gather({}, VISIBLE_S + 60)
         finally:
             (request.folder / name).unlink()
-        meeting.send({"go": True})
+        rendezvous.send({"start": True})
     return start
 
 
 def _follow(request: SchedulerRun, allocation: Allocation, work: Path) -> Start | None:
     """On other nodes: report the hardware, wait for node 0, and verify that its files are visible here."""
     _create_shared_folder(request.folder, "--output")
-    with meet(allocation, request.folder) as meeting:
-        meeting.send(_host(allocation, work).to_dict())
-        name = str(meeting.receive(request.prepare_limit_s)["start"])
+    with join(allocation, request.folder) as rendezvous:
+        rendezvous.send(_host(allocation, work).to_dict())
+        name = str(rendezvous.receive(request.prepare_limit_s)["start"])
         if not name:
             return None
         file = request.folder / Path(name).name
@@ -149,12 +149,12 @@ def _follow(request: SchedulerRun, allocation: Allocation, work: Path) -> Start 
         _wait_visible(start.model_dir / "config.json")
         _wait_visible(start.data_dir / "info.json")
         checks.check_installed(start.plan.engine, start.plan.method)
-        meeting.send({"ready": True})
-        meeting.receive(VISIBLE_S + 60)
+        rendezvous.send({"ready": True})
+        rendezvous.receive(VISIBLE_S + 60)
     return start
 
 
-def _train(request: SchedulerRun, allocation: Allocation, start: Start, work: Path) -> Trained:
+def _train(request: SchedulerRun, allocation: Allocation, start: Start, work: Path) -> TrainingResult:
     job = TrainJob(
         plan=start.plan,
         settings=start.settings.model_copy(update={"output_dir": str(request.output)}),
@@ -181,7 +181,7 @@ def _train(request: SchedulerRun, allocation: Allocation, start: Start, work: Pa
 
 
 def _export(
-    request: SchedulerRun, allocation: Allocation, start: Start, trained: Trained, work: Path
+    request: SchedulerRun, allocation: Allocation, start: Start, trained: TrainingResult, work: Path
 ) -> None:
     """On node 0: collect and evaluate the model, and move it to the output with its records, the model last.
 

@@ -1,4 +1,4 @@
-"""Settings of a run with their defaults; the target of the YAML file, the flags and ``--set``."""
+"""Settings of a run and their defaults, set by a YAML file, command-line options and ``--set``."""
 
 from launchers.settings.description import (
     SCHEMA_FILE,

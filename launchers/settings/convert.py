@@ -1,7 +1,7 @@
-"""Configurations of axolotl, LLaMA-Factory, TRL and torchtune as settings of this package.
+"""Conversion of axolotl, LLaMA-Factory, TRL and torchtune configurations to settings of this package.
 
-``RULES`` is the only list of the words: the conversion, its tests and docs/convert.md are made of it. A key
-without a rule is reported, never dropped.
+``RULES`` is the only table of supported keys: the conversion, its tests and docs/convert.md are derived from
+it. A key without a rule is reported, never dropped.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any, Literal
 import yaml
 
 from estimator.errors import UserError
+from estimator.formatting import format_count
 from estimator.models.architectures import MLP_PROJECTIONS, PROJECTIONS
 from estimator.untrusted import MAX_YAML_BYTES, parse_yaml, read_text
 from launchers import settings
@@ -24,22 +25,22 @@ Values = dict[str, Any]  # settings by dotted name
 
 
 class UntranslatableError(Exception):
-    """A value that no setting can hold; its text is the reason."""
+    """Raised for a value that the setting does not support; the message is the reason."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rule:
-    """Translation of one key to ``setting``; "" for a key that needs none, for the reason ``note``."""
+    """Translation of one key to ``setting``; "" if the key needs no setting, with the reason in ``note``."""
 
     setting: str
     translate: Callable[[Any], Any] = lambda value: value
     note: str = ""
-    skip_false: bool = False  # false says nothing
+    false_is_default: bool = False  # whether a value of false is ignored
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Translated:
-    """One key of the file, as a setting."""
+    """One key of the file, and the setting and value that replace it."""
 
     key: str
     value: Any
@@ -49,7 +50,7 @@ class Translated:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Conversion:
-    """Settings, and what became of each key of the file."""
+    """Converted settings, and the outcome for each key of the file."""
 
     tool: Tool
     values: Values
@@ -58,11 +59,11 @@ class Conversion:
     missing: tuple[tuple[str, str], ...]  # (key and value, why there is no counterpart)
 
     def nested(self) -> dict[str, Any]:
-        """The settings as a settings file has them."""
+        """Return the settings as nested mappings, the form of a settings file."""
         return _nested(self.values)
 
 
-# Values
+# Translation of values; these functions raise UntranslatableError
 
 
 def _number(value: Any) -> float:
@@ -74,28 +75,30 @@ def _number(value: Any) -> float:
 
 def _positive(value: Any) -> float:
     if (number := _number(value)) <= 0:
-        raise UntranslatableError("0 or less turns it off")
+        raise UntranslatableError("0 or less means that it is off")
     return number
 
 
 def _count(value: Any) -> int:
     number = _positive(value)
     if number != int(number):
-        raise UntranslatableError("only whole numbers here")
+        raise UntranslatableError("not a whole number")
     return int(number)
 
 
 def _flag(value: Any) -> bool:
     if not isinstance(value, bool):
-        raise UntranslatableError("only true and false here")
+        raise UntranslatableError("neither true nor false")
     return value
 
 
 def _name(table: Mapping[str, str]) -> Callable[[Any], str]:
+    """Return a function that translates a name by ``table``, ignoring case and enclosing packages."""
+
     def translate(value: Any) -> str:
         choice = table.get(str(value).lower().rpartition(".")[2]) or table.get(str(value).lower())
         if choice is None:
-            raise UntranslatableError("no such choice here")
+            raise UntranslatableError("this package has no such choice")
         return choice
 
     return translate
@@ -151,56 +154,59 @@ _PROJECTION_NAMES = {"output_proj": "o_proj", "w1": "gate_proj", "w2": "down_pro
 
 
 def _trackers(value: Any) -> list[str]:
+    """Translate one tracker or a list of them; "none" is omitted."""
     names = value if isinstance(value, list) else [value]
     return [_tracker(name) for name in names if str(name).lower() != "none"]
 
 
 def _targets(value: Any) -> list[str] | str:
+    """Translate LoRA target modules, a list or separated by commas, to names of this package."""
     names = [name.strip() for name in value.split(",")] if isinstance(value, str) else value
     if not isinstance(names, list):
-        raise UntranslatableError("no list of projections")
+        raise UntranslatableError("not a list of projections")
     if names in (["all"], ["all-linear"]):
         return "all-linear"
     names = [_PROJECTION_NAMES.get(str(name), str(name)) for name in names]
     if unknown := [name for name in names if name not in PROJECTIONS]:
-        raise UntranslatableError(f"{', '.join(unknown)} cannot be a target here")
+        raise UntranslatableError(f"{', '.join(unknown)}: not a supported target")
     return names
 
 
 def _datasets(value: Any) -> str:
-    """The one data set of a list; weights of several are no part of these formats."""
+    """Return the only dataset of a list. These formats have no weights for several datasets."""
     entries = value.split(",") if isinstance(value, str) else value if isinstance(value, list) else [value]
     if len(entries) > 1:
-        raise UntranslatableError("several data sets: name them, with weights, in mixture")
+        raise UntranslatableError("several datasets: list them with weights in mixture")
     path = entries[0].get("path") if isinstance(entries[0], dict) else entries[0]
     if not isinstance(path, str) or not path:
-        raise UntranslatableError("no data set by name")
+        raise UntranslatableError("does not name a dataset")
     return path
 
 
 def _mixture(value: Any) -> dict[str, float]:
-    """Data sets with weights, as the alignment handbook writes them."""
+    """Return datasets with weights, from the format of the alignment handbook."""
     entries = value.get("datasets", value) if isinstance(value, dict) else value
     if isinstance(entries, dict):
         return {str(name): _positive(weight) for name, weight in entries.items()}
     if not isinstance(entries, list) or not all(
         isinstance(entry, dict) and "id" in entry for entry in entries
     ):
-        raise UntranslatableError("name the data sets in mixture")
+        raise UntranslatableError("list the datasets in mixture")
     return {str(entry["id"]): _positive(entry.get("weight", 1)) for entry in entries}
 
 
-_UNNEEDED = "set by the plan, or done anyway"
+_UNNEEDED = "set by the plan, or always done"
 _CACHE = "caches and workers need no setting"
 _HUB = "export.push names the repository"
-_ONLY_HERE = "logs and reports are always written"
+_ALWAYS_WRITTEN = "logs and reports are always written"
 
 
-def _unneeded(note: str, *keys: str) -> dict[str, Rule]:
+def _rules_without_setting(note: str, *keys: str) -> dict[str, Rule]:
+    """Return rules for keys that need no setting, for the reason ``note``."""
     return {key: Rule(setting="", note=note) for key in keys}
 
 
-# transformers' TrainingArguments, which TRL, LLaMA-Factory and in part axolotl take
+# Keys of transformers' TrainingArguments; TRL and LLaMA-Factory support them, axolotl some of them
 _TRAINER: dict[str, Rule] = {
     "model_name_or_path": Rule(setting="model"),
     "learning_rate": Rule(setting="optimizer.lr", translate=_positive),
@@ -242,7 +248,7 @@ _TRAINER: dict[str, Rule] = {
     "lora_alpha": Rule(setting="lora.alpha", translate=_positive),
     "lora_dropout": Rule(setting="lora.dropout", translate=_number),
     "use_rslora": Rule(setting="lora.rslora", translate=_flag),
-    **_unneeded(
+    **_rules_without_setting(
         _UNNEEDED,
         *("ddp_timeout", "ddp_find_unused_parameters", "attn_implementation", "use_cache", "tf32"),
         *("remove_unused_columns", "do_train", "do_eval", "gradient_checkpointing_kwargs", "use_peft"),
@@ -256,10 +262,16 @@ _TRAINER: dict[str, Rule] = {
         ),
         *("logging_first_step", "pad_to_multiple_of", "padding_free"),
     ),
-    **_unneeded(_CACHE, "dataset_num_proc", "preprocessing_num_workers", "dataloader_num_workers"),
-    **_unneeded(_CACHE, "overwrite_cache", "dataloader_prefetch_factor", "dataloader_pin_memory"),
-    **_unneeded(_HUB, "push_to_hub", "hub_strategy"),
-    **_unneeded(_ONLY_HERE, "plot_loss", "include_tokens_per_second", "include_num_input_tokens_seen"),
+    **_rules_without_setting(
+        _CACHE, "dataset_num_proc", "preprocessing_num_workers", "dataloader_num_workers"
+    ),
+    **_rules_without_setting(
+        _CACHE, "overwrite_cache", "dataloader_prefetch_factor", "dataloader_pin_memory"
+    ),
+    **_rules_without_setting(_HUB, "push_to_hub", "hub_strategy"),
+    **_rules_without_setting(
+        _ALWAYS_WRITTEN, "plot_loss", "include_tokens_per_second", "include_num_input_tokens_seen"
+    ),
 }
 
 RULES: dict[Tool, dict[str, Rule]] = {
@@ -313,13 +325,17 @@ RULES: dict[Tool, dict[str, Rule]] = {
         "train_on_inputs": Rule(setting="train_on_prompt", translate=_flag),
         "lora_r": Rule(setting="lora.rank", translate=_count),
         "lora_target_modules": Rule(setting="lora.targets", translate=_targets),
-        "lora_target_linear": Rule(setting="lora.targets", translate=lambda _: "all-linear", skip_false=True),
+        "lora_target_linear": Rule(
+            setting="lora.targets", translate=lambda _: "all-linear", false_is_default=True
+        ),
         "chat_template": Rule(
             setting="", note="the model's own chat template is used; chat_template replaces it"
         ),
-        **_unneeded(_CACHE, "dataset_prepared_path", "dataset_processes"),
-        **_unneeded(_UNNEEDED, "model_type", "tokenizer_type", "processor_type", "eval_sample_packing"),
-        **_unneeded(
+        **_rules_without_setting(_CACHE, "dataset_prepared_path", "dataset_processes"),
+        **_rules_without_setting(
+            _UNNEEDED, "model_type", "tokenizer_type", "processor_type", "eval_sample_packing"
+        ),
+        **_rules_without_setting(
             _UNNEEDED,
             "pad_to_sequence_len",
             "flash_attention",
@@ -357,17 +373,25 @@ RULES: dict[Tool, dict[str, Rule]] = {
         "run_val_every_n_steps": Rule(setting="evaluation.every_steps", translate=_count),
         "log_every_n_steps": Rule(setting="log_every", translate=_count),
         "output_dir": Rule(setting="output_dir"),
-        **_unneeded(_UNNEEDED, "device", "shuffle", "gradient_accumulation_steps", "optimizer.fused"),
-        **_unneeded(_UNNEEDED, "loss._component_", "tokenizer._component_", "model._component_"),
-        **_unneeded(_UNNEEDED, "checkpointer._component_", "checkpointer.checkpoint_files"),
-        **_unneeded(_UNNEEDED, "checkpointer.output_dir", "checkpointer.model_type", "tokenizer.path"),
-        **_unneeded(_UNNEEDED, "tokenizer.merges_file", "batch_size_val", "dataset_val._component_"),
-        **_unneeded(_ONLY_HERE, "log_level", "log_peak_memory_stats", "metric_logger._component_"),
-        **_unneeded(_ONLY_HERE, "metric_logger.log_dir", "metric_logger.filename"),
+        **_rules_without_setting(
+            _UNNEEDED, "device", "shuffle", "gradient_accumulation_steps", "optimizer.fused"
+        ),
+        **_rules_without_setting(_UNNEEDED, "loss._component_", "tokenizer._component_", "model._component_"),
+        **_rules_without_setting(_UNNEEDED, "checkpointer._component_", "checkpointer.checkpoint_files"),
+        **_rules_without_setting(
+            _UNNEEDED, "checkpointer.output_dir", "checkpointer.model_type", "tokenizer.path"
+        ),
+        **_rules_without_setting(
+            _UNNEEDED, "tokenizer.merges_file", "batch_size_val", "dataset_val._component_"
+        ),
+        **_rules_without_setting(
+            _ALWAYS_WRITTEN, "log_level", "log_peak_memory_stats", "metric_logger._component_"
+        ),
+        **_rules_without_setting(_ALWAYS_WRITTEN, "metric_logger.log_dir", "metric_logger.filename"),
     },
 }
-REASONS = {  # of keys without a counterpart
-    "dataset._component_": "name the data set in dataset",
+REASONS = {  # reasons reported for keys without a counterpart
+    "dataset._component_": "name the dataset in dataset",
     "trust_remote_code": "set it here only for a model that transformers has no class for",
     "special_tokens": "new_tokens adds tokens; the tokenizer's own special tokens stay",
     "loss_type": "set task: dpo, orpo, simpo or kto",
@@ -376,9 +400,9 @@ REASONS = {  # of keys without a counterpart
     "evals_per_epoch": "set evaluation.every_steps",
     "plugins": "extensions of axolotl",
     "model_revision": "the main revision is used",
-    "max_samples": "write a smaller data set",
+    "max_samples": "write a smaller dataset",
 }
-_MARKS: dict[Tool, tuple[str, ...]] = {  # keys that only that tool has
+_DISTINCTIVE_KEYS: dict[Tool, tuple[str, ...]] = {  # keys that identify a tool
     "torchtune": ("checkpointer", "tokenizer", "optimizer"),
     "LLaMA-Factory": ("finetuning_type", "stage", "cutoff_len", "template"),
     "axolotl": ("base_model", "sequence_len", "micro_batch_size", "num_epochs"),
@@ -387,27 +411,28 @@ _MARKS: dict[Tool, tuple[str, ...]] = {  # keys that only that tool has
 
 
 def recognize(config: Mapping[str, Any]) -> Tool:
-    """Identify the tool that a configuration belongs to. Raises UserError if there is none."""
-    for tool, marks in _MARKS.items():
-        required = len(marks) if tool == "torchtune" else 1
-        trains = tool == "torchtune" or "learning_rate" in config  # no file of inference or export
-        if trains and sum(mark in config for mark in marks) >= required:
+    """Identify the tool that a configuration belongs to; raises UserError if it is none of the four."""
+    for tool, keys in _DISTINCTIVE_KEYS.items():
+        required = len(keys) if tool == "torchtune" else 1
+        # Files for inference or export have no learning rate
+        trains = tool == "torchtune" or "learning_rate" in config
+        if trains and sum(key in config for key in keys) >= required:
             return tool
     raise UserError(
-        "This is no training configuration of axolotl, LLaMA-Factory, TRL or torchtune.",
-        "Give a YAML file that one of them trains with.",
+        "This is not a training configuration of axolotl, LLaMA-Factory, TRL or torchtune.",
+        "Use a YAML file that one of them trains with.",
     )
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Read a YAML file of keys. Raises UserError."""
+    """Read a YAML mapping; raises UserError if the file is unreadable or contains something else."""
     try:
         config = parse_yaml(read_text(path.expanduser(), MAX_YAML_BYTES))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         reason = error.strerror if isinstance(error, OSError) else " ".join(str(error).split())
-        raise UserError(f"{path} cannot be read: {reason}.", "Give a YAML file.") from None
+        raise UserError(f"{path} cannot be read: {reason}.", "Use a YAML file.") from None
     if not isinstance(config, dict):
-        raise UserError(f"{path} has no keys.", "Give a YAML file that one of the tools trains with.")
+        raise UserError(f"{path} has no keys.", "Use a YAML file that one of the tools trains with.")
     return config
 
 
@@ -417,9 +442,9 @@ def convert(config: Mapping[str, Any], *, gpus: int = 1, task: str | None = None
     Parameters
     ----------
     gpus:
-        Number of processes of the other tool's run, a factor of its global batch.
+        Number of processes of the other tool's run; its global batch size is multiplied by it.
     task:
-        Task of a TRL file, which does not name it.
+        Training task; needed for TRL, whose files do not name it.
     """
     tool = recognize(config)
     rules = RULES[tool]
@@ -429,7 +454,7 @@ def convert(config: Mapping[str, Any], *, gpus: int = 1, task: str | None = None
     missing: list[tuple[str, str]] = []
     for key, value in _flattened(config, rules):
         rule = rules.get(key)
-        if _is_off(value) and (rule is None or rule.skip_false or not isinstance(value, bool)):
+        if _is_off(value) and (rule is None or rule.false_is_default or not isinstance(value, bool)):
             continue
         if rule is None:
             missing.append((f"{key}: {value}", REASONS.get(key, "no counterpart")))
@@ -460,58 +485,58 @@ def convert(config: Mapping[str, Any], *, gpus: int = 1, task: str | None = None
 
 
 def _derived(tool: Tool, config: Mapping[str, Any], values: Values, gpus: int) -> dict[str, tuple[str, Any]]:
-    """Settings that several keys decide together: the key(s), and the value."""
-    settings_found: dict[str, tuple[str, Any]] = {}
+    """Derive settings that depend on several keys; return setting -> (names of the keys, value)."""
+    derived: dict[str, tuple[str, Any]] = {}
     micro = values.get("micro_batch_size")
     if micro is not None and "global_batch_size" not in values:
         steps = config.get("gradient_accumulation_steps") or 1
         if isinstance(steps, int):
-            settings_found["global_batch_size"] = (
-                f"gradient_accumulation_steps, {gpus} process(es)",
+            derived["global_batch_size"] = (
+                f"gradient_accumulation_steps, {format_count(gpus, 'process')}",
                 micro * steps * gpus,
             )
     if tool == "torchtune":
         component = str((config.get("model") or {}).get("_component_", "")).rpartition(".")[2]
         kind = next((kind for kind in ("qlora", "lora") if component.startswith(kind)), "full")
         use_dora = (config.get("model") or {}).get("use_dora") is True
-        settings_found["method"] = (
+        derived["method"] = (
             "model._component_, model.use_dora",
             "dora" if use_dora and kind == "lora" else kind,
         )
         model = config.get("model") or {}
         if model.get("apply_lora_to_mlp") is True and isinstance(values.get("lora.targets"), list):
             targets = [*values["lora.targets"], *MLP_PROJECTIONS]
-            settings_found["lora.targets"] = ("model.apply_lora_to_mlp", targets)
+            derived["lora.targets"] = ("model.apply_lora_to_mlp", targets)
         if "DPOLoss" in str((config.get("loss") or {}).get("_component_")):
-            settings_found["task"] = ("loss._component_", "dpo")
-        return settings_found
+            derived["task"] = ("loss._component_", "dpo")
+        return derived
     if config.get("pref_loss") in ("sigmoid", "orpo", "simpo") and values.get("task") == "dpo":
         loss = str(config["pref_loss"])
-        settings_found["task"] = ("pref_loss", "dpo" if loss == "sigmoid" else loss)
+        derived["task"] = ("pref_loss", "dpo" if loss == "sigmoid" else loss)
     if config.get("load_in_8bit") is True and values.get("method") == "lora":
-        settings_found["method"] = ("load_in_8bit", "qlora")
-        settings_found["lora.quantization"] = ("load_in_8bit", "int8")
+        derived["method"] = ("load_in_8bit", "qlora")
+        derived["lora.quantization"] = ("load_in_8bit", "int8")
     if tool == "LLaMA-Factory" and "method" not in values and not config.get("finetuning_type"):
         # The classic layout trains LoRA by default, the newer one (peft_config) all weights
-        settings_found["method"] = ("finetuning_type", "full" if "train_dataset" in config else "lora")
+        derived["method"] = ("finetuning_type", "full" if "train_dataset" in config else "lora")
     is_4bit = config.get("load_in_4bit") is True or config.get("quantization_bit") == 4
     if tool == "TRL":
         low_rank = config.get("use_peft") is True
-        settings_found["method"] = (
+        derived["method"] = (
             "use_peft, load_in_4bit",
             "qlora" if low_rank and is_4bit else "lora" if low_rank else "full",
         )
     elif values.get("method") == "lora" and is_4bit:
-        settings_found["method"] = ("load_in_4bit, quantization_bit", "qlora")
+        derived["method"] = ("load_in_4bit, quantization_bit", "qlora")
     elif tool == "axolotl" and not config.get("adapter"):
-        settings_found["method"] = ("adapter", "full")
+        derived["method"] = ("adapter", "full")
     elif is_4bit and values.get("method") == "qlora":
-        settings_found["method"] = ("load_in_4bit, quantization_bit", "qlora")
-    return settings_found
+        derived["method"] = ("load_in_4bit, quantization_bit", "qlora")
+    return derived
 
 
 def _flattened(config: Mapping[str, Any], rules: Mapping[str, Rule]) -> Iterator[tuple[str, Any]]:
-    """Keys with values; keys of sections are dotted where a rule knows one of them."""
+    """Iterate over keys and values; sections that occur in ``rules`` are flattened to dotted keys."""
     sections = {key.partition(".")[0] for key in rules if "." in key}
     for key, value in config.items():
         if isinstance(value, dict) and key in sections:
@@ -521,7 +546,7 @@ def _flattened(config: Mapping[str, Any], rules: Mapping[str, Rule]) -> Iterator
 
 
 def _is_off(value: Any) -> bool:
-    """Whether a value says nothing, or that a feature is off."""
+    """Whether a value is empty, or turns a feature off."""
     return (
         value is None
         or value is False
@@ -531,11 +556,12 @@ def _is_off(value: Any) -> bool:
 
 
 def _nested(values: Values) -> dict[str, Any]:
+    """Convert values by dotted name to nested mappings."""
     nested: dict[str, Any] = {}
     for name, value in values.items():
         *sections, last = name.split(".")
-        place = nested
+        section_values = nested
         for section in sections:
-            place = place.setdefault(section, {})
-        place[last] = value
+            section_values = section_values.setdefault(section, {})
+        section_values[last] = value
     return nested

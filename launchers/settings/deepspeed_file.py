@@ -1,8 +1,8 @@
 """Conversion of a DeepSpeed JSON file to the settings of a run.
 
 Options that the plan needs (batches, ZeRO stage, offload, precision, clipping) become the corresponding
-settings; the rest is copied to ``engine_options``. Values of ``"auto"``, as in transformers' examples, are
-left to the plan.
+settings; all other options are copied to ``engine_options``. Options with the value ``"auto"``, as in
+transformers' examples, are omitted, so the plan chooses them.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _DIRECT = {
 
 
 def settings_of(path: str) -> dict[str, Any]:
-    """Return the file as nested settings; raises UserError for unreadable files and unsupported options."""
+    """Convert a DeepSpeed file to nested settings; raises UserError if unreadable or unsupported."""
     values = _without_auto(_read(Path(path).expanduser()))
     if _section(path, values, "fp16").pop("enabled", False):
         raise UserError(
-            f"{path}: fp16 is enabled; engine deepspeed has only bf16 and fp32 here.",
-            "Remove the section, or train with fsdp2, which has fp16-mixed.",
+            f"{path}: fp16 is enabled; engine deepspeed supports only bf16 and fp32.",
+            "Remove the section, or train with engine fsdp2, which supports fp16-mixed.",
         )
     if "gradient_accumulation_steps" in values:
         raise UserError(
@@ -67,6 +67,7 @@ def _section(path: str, values: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _read(path: Path) -> dict[str, Any]:
+    """Read a JSON object from a file; raises UserError."""
     try:
         values = parse_json(read_text(path))
     except OSError as error:
@@ -85,6 +86,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _without_auto(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Remove values of "auto" at any depth."""
     return {
         name: _without_auto(value) if isinstance(value, dict) else value
         for name, value in values.items()

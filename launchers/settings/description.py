@@ -64,6 +64,7 @@ def type_of(name: str) -> str:
 
 
 def _describe_type(kind: Any) -> str:
+    """Describe a type annotation as text."""
     names = {bool: "true or false", int: "integer", float: "number", str: "text", Any: "any"}
     origin, parts = get_origin(kind), get_args(kind)
     if kind in names:
@@ -86,6 +87,7 @@ def default_of(name: str) -> Any:
 
 
 def _field(name: str) -> FieldInfo:
+    """Return pydantic's description of a setting, by its dotted name."""
     section: Any = Settings
     *sections, last = name.split(".")
     for part in sections:

@@ -64,7 +64,7 @@ def _changed(section: Section) -> list[str]:
 
 
 class Settings(Section):
-    """All settings of a run. Unknown names are refused."""
+    """All settings of a run; unknown names are errors."""
 
     model: str = Field(default="tiny-llama", min_length=1)
     """Model: a name from the model table, a Hugging Face id, s3://bucket/path or a local directory."""
@@ -75,8 +75,8 @@ class Settings(Section):
     kto: preferences from single answers marked good or bad. reward: a reward model. grpo: reinforcement
     learning on sampled answers (`rl`). text-to-image: images from captions (`images`)."""
     engine: LaunchedEngine | Auto = "auto"
-    """Training engine. auto: of those that support the job the best by predicted price and speed; within 20 %
-    the simpler."""
+    """Training engine. auto: the engine with the best predicted price and speed among those that support the
+    job; of engines within 20 %, the simplest."""
     dataset: str = Field(default="support-tickets", min_length=1)
     """Dataset: JSONL, JSON, CSV or Parquet with chat messages, instruction/response pairs or text;
     preference pairs for preference tasks; text (also .txt) for pretrain. A local path, a folder of
@@ -233,50 +233,53 @@ class Settings(Section):
 
     @property
     def automatic_methods(self) -> tuple[LaunchedMethod, ...]:
-        """Methods that "auto" may take: those to which all settings of ``lora`` that were set apply."""
+        """Methods that ``auto`` may choose: those to which every ``lora`` setting of the user applies."""
         names = self.lora.model_fields_set
         return automatic_methods(
             low_rank=bool(names) or self.export.adapter_only, quantized="quantization" in names
         )
 
     def sequence_length(self, spec: ModelSpec) -> int:
-        """Maximum sequence length in tokens."""
+        """Return the maximum sequence length in tokens, with the model's default resolved."""
         return default_seq_len(spec) if self.seq_len is None else self.seq_len
 
     @property
     def batch_multiple(self) -> int:
-        """Number that the global batch is a multiple of: of grpo the answers to one prompt."""
+        """Required divisor of the global batch size: answers per prompt for task grpo, otherwise 1."""
         return self.rl.group_size if TASKS[self.task].draws_answers else 1
 
     @property
     def batch_size(self) -> int:
-        """Sequences per optimizer step: the user's, else the default."""
+        """Sequences per optimizer step: the user's value, or the default."""
         return self.global_batch_size or nearest_multiple(DEFAULT_BATCH, self.batch_multiple)
 
     @property
     def rows_per_step(self) -> int:
-        """Data rows per optimizer step; for grpo prompts, each with a group of answers."""
+        """Dataset rows per optimizer step; for task grpo these are prompts, each with a group of answers."""
         return self.batch_size // self.batch_multiple
 
     def steps_of(self, rows: int) -> int:
-        """Return the optimizer steps for this many rows: all epochs, at most ``max_steps``.
+        """Return the number of optimizer steps on ``rows`` dataset rows: all epochs, at most ``max_steps``.
 
-        If the user sets ``max_steps`` alone, the rows are repeated until then.
+        With ``max_steps`` but without ``epochs``, it is ``max_steps``: the rows are repeated.
         """
         if self.epochs is None and self.max_steps is not None:
             return self.max_steps
         steps = rows * (self.epochs or 1) // self.rows_per_step
         return min(steps, self.max_steps or steps)
 
-    def fitted_to(self, rows: int | None) -> Settings:
-        """Return the settings with a default batch of at most ``rows``; None: their number is unknown."""
+    def limit_batch(self, rows: int | None) -> Settings:
+        """Return the settings with the default batch reduced to ``rows`` dataset rows, if there are fewer.
+
+        A batch size set by the user is kept. ``rows``: number of rows; None: unknown, nothing is reduced.
+        """
         if self.global_batch_size is not None or not rows or rows >= self.rows_per_step:
             return self
         return self.model_copy(update={"global_batch_size": rows * self.batch_multiple})
 
     @property
     def trains_on_pairs(self) -> bool:
-        """Whether a data row is a chosen and a rejected answer to one prompt."""
+        """Whether each dataset row is a pair: a chosen and a rejected answer to one prompt."""
         return TASKS[self.task].pairs
 
     def merges(self, method: str) -> bool:
@@ -296,7 +299,7 @@ class Settings(Section):
     @model_validator(mode="before")
     @classmethod
     def _disable_clipping(cls, values: Any) -> Any:
-        """Disable clipping for an optimizer in the backward pass, which never has all gradients at once."""
+        """Disable norm clipping for an optimizer in the backward pass, which frees gradients one by one."""
         optimizer = values.get("optimizer") if isinstance(values, dict) else None
         if not (isinstance(optimizer, dict) and optimizer.get("in_backward") is True):
             return values

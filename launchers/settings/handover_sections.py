@@ -16,6 +16,8 @@ _MAX_NAME_LENGTH = 96
 
 
 class Harness(Section):
+    """Task metrics of base and finished model, by lm-evaluation-harness."""
+
     tasks: tuple[str, ...] = ()
     """lm-evaluation-harness tasks on which the base and the finished model are scored, in a separate step:
     task names, a task's YAML file, or a folder of such files (extra `eval`). Empty: none."""
@@ -32,6 +34,8 @@ class Harness(Section):
 
 
 class Export(Section):
+    """Form and destination of the finished model."""
+
     adapter_only: bool = False
     """Export the adapter without merging it into the model."""
     push: str | None = None

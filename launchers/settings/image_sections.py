@@ -10,6 +10,8 @@ MIN_RESOLUTION = 64
 
 
 class Images(Section):
+    """Images with captions (task text-to-image)."""
+
     resolution: Positive | None = Field(default=None, json_schema_extra={"multipleOf": 8})
     """Side of a square image in pixels, a multiple of 8; other shapes have about the same area. Empty: the
     resolution that the model was published for."""
@@ -34,7 +36,7 @@ class Images(Section):
 
     @property
     def side(self) -> int:
-        """``resolution`` with the model's default filled in. Raises ValueError before that."""
+        """``resolution`` after the model's default is filled in; raises ValueError before."""
         if self.resolution is None:
             raise ValueError("images.resolution is not resolved yet")
         return self.resolution

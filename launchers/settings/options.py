@@ -1,4 +1,4 @@
-"""Options of a run: one for each setting, by its name with dashes (``--lora-rank``)."""
+"""Command-line options of a run: one per setting, named after it with dashes (``--lora-rank``)."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from estimator.option_names import option_name
 from launchers.settings import annotation_of, dotted_names
 
 NEGATION = "--no-"
-_TRUTHS = ("true", "false", "auto", "yes", "no", "on", "off")
+_BOOLEAN_WORDS = ("true", "false", "auto", "yes", "no", "on", "off")
 
 
 def setting_options() -> dict[str, str]:
-    """The setting of each option: ``{"--lora-rank": "lora.rank"}``."""
+    """Return option -> dotted setting: ``{"--lora-rank": "lora.rank"}``."""
     return {option_name(setting): setting for setting in dotted_names()}
 
 
 def all_options() -> set[str]:
-    """Options of all settings, with ``--no-NAME`` for switches."""
+    """Return the options of all settings, and ``--no-NAME`` for boolean ones."""
     settings = setting_options()
     return {*settings, *(f"{NEGATION}{name[2:]}" for name, setting in settings.items() if _is_bool(setting))}
 
@@ -29,10 +29,10 @@ def all_options() -> set[str]:
 def translate(
     arguments: Sequence[str], parameters: Collection[str], other_options: Iterable[str]
 ) -> list[str]:
-    """Replace options of settings by ``--set NAME=VALUE``, or by the flow's own parameter.
+    """Replace options of settings by ``--set NAME=VALUE``, or by the flow parameter of the same name.
 
-    ``parameters``: options of the flow's own parameters that have a value. ``other_options``: all other
-    options of the command. Raises UserError for an option that does not exist, or has no value.
+    ``parameters``: options of flow parameters that take a value. ``other_options``: all other options of the
+    command. Raises UserError for an option that does not exist, or has no value.
     """
     check_options(arguments, {*all_options(), *parameters, *other_options})
     settings = setting_options()
@@ -50,24 +50,24 @@ def translate(
         if negated:
             value = "false"
         elif not equals and _is_bool(setting):
-            value = remaining.pop(0) if remaining and remaining[0].lower() in _TRUTHS else "true"
+            value = remaining.pop(0) if remaining and remaining[0].lower() in _BOOLEAN_WORDS else "true"
         elif not equals:
             if not remaining:
                 raise UserError(f"{name} has no value.", f"Write {name} VALUE.")
             value = remaining.pop(0)
-        translated += _arguments(option, setting, value, parameters)
+        translated += _setting_arguments(option, setting, value, parameters)
     return translated
 
 
-def _arguments(option: str, setting: str, value: str, parameters: Collection[str]) -> list[str]:
-    """Return the arguments that set a setting: its own parameter of the flow, or --set."""
+def _setting_arguments(option: str, setting: str, value: str, parameters: Collection[str]) -> list[str]:
+    """Return the command-line arguments for a setting: its flow parameter if there is one, else --set."""
     if option in parameters:
         return [option, value]
-    return ["--set", f"{setting}={_scalar(setting, value)}"]
+    return ["--set", f"{setting}={_format_value(setting, value)}"]
 
 
-def _scalar(setting: str, value: str) -> str:
-    """A value as ``--set`` reads it: texts quoted, commas between the items of a list."""
+def _format_value(setting: str, value: str) -> str:
+    """Format a value for ``--set``: text is quoted, a comma-separated list is put in brackets."""
     kind = annotation_of(setting)
     if kind is str or set(get_args(kind)) == {str, type(None)}:
         return json.dumps(value)

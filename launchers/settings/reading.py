@@ -21,7 +21,7 @@ from launchers.settings.fields import Settings
 
 
 class _PlainLoader(yaml_loader()):  # type: ignore[misc]
-    """YAML loader that keeps 20:23 as text, which YAML 1.1 reads as a base-60 number."""
+    """YAML loader that reads 20:23 as text instead of a base-60 number (YAML 1.1)."""
 
     def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
         tag = super().resolve(kind, value, implicit)
@@ -32,7 +32,7 @@ class _PlainLoader(yaml_loader()):  # type: ignore[misc]
 
 
 class _UniqueKeyLoader(_PlainLoader):
-    """YAML loader that refuses duplicate keys, of which YAML would silently use the last."""
+    """YAML loader that raises UserError for duplicate keys; PyYAML would silently use the last one."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         line_of_key: dict[str, int] = {}
@@ -51,7 +51,7 @@ class _UniqueKeyLoader(_PlainLoader):
         return mapping
 
 
-# Settings that may name a file or folder which the run reads
+# Settings that may contain the path of an input file or folder
 _INPUTS = (
     "model",
     "dataset",
@@ -65,7 +65,7 @@ _INPUTS = (
 
 
 def read_file(file: Path) -> dict[str, Any]:
-    """Read a settings file like :func:`parse_yaml`; UserError if it cannot be read."""
+    """Read and check a settings file (:func:`parse_yaml`); raises UserError if it cannot be read."""
     try:
         text = file.read_text()
     except OSError as error:
@@ -76,15 +76,20 @@ def read_file(file: Path) -> dict[str, Any]:
 
 
 def parse_yaml(text: str, folder: Path = Path()) -> dict[str, Any]:
-    """Read a settings file's text and return what it sets, checked; raises UserError naming the bad key.
+    """Parse and check the text of a settings file; return only the settings that it contains.
 
-    ``folder`` holds the file. A relative path of an input (dataset, model, scorer) that exists in ``folder``
-    is replaced by its path from the working folder; any other stays relative to the working folder.
+    ``folder``: where the file is. A relative path of an input (dataset, model, scorer) that exists in
+    ``folder`` is replaced by its path from the working folder; other paths stay relative to the working
+    folder. Raises UserError that names the invalid key.
     """
     try:
         values = parse_yaml_text(text, _UniqueKeyLoader) or {}
     except yaml.YAMLError as error:
-        raise UserError("The settings file is not YAML: " + " ".join(str(error).split())) from None
+        problem = " ".join(str(error).replace('in "<unicode string>", ', "at ").split())
+        raise UserError(
+            f"The settings file is not YAML: {problem}.",
+            "Write `key: value` lines; nested keys need indentation.",
+        ) from None
     if not isinstance(values, dict):
         raise UserError("The settings file must hold `key: value` lines at its top level.")
     if folder != Path():
@@ -93,7 +98,7 @@ def parse_yaml(text: str, folder: Path = Path()) -> dict[str, Any]:
 
 
 def _resolve_inputs(values: dict[str, Any], folder: Path) -> None:
-    """Replace, in place, the inputs of ``values`` that exist in ``folder`` by their paths there."""
+    """Replace input paths in ``values``, in place, by paths in ``folder`` if they exist there."""
     for name in _INPUTS:
         *sections, last = name.split(".")
         section: Any = values
@@ -114,7 +119,7 @@ def _resolve_inputs(values: dict[str, Any], folder: Path) -> None:
 
 
 def _path_from(folder: Path, value: str) -> str:
-    """``folder/value`` if that exists, else ``value``. A ``#split`` or ``:function`` may follow the path."""
+    """Return ``folder/value`` if it exists, else ``value``; ``#split`` or ``:function`` may follow."""
     names = {value, value.rpartition("#")[0], value.rpartition(":")[0]} - {""}
     exists = any((folder / name).exists() for name in names if "\n" not in name)
     return str(folder / value) if exists and not Path(value).is_absolute() else value
@@ -125,9 +130,10 @@ def build(
     overrides: Sequence[str] = (),
     flags: Mapping[str, Any] | None = None,
 ) -> Settings:
-    """Build settings from a (nested) mapping, then ``flags`` by dotted name, then ``a.b=value`` overrides.
+    """Build settings from a nested mapping, ``flags`` by dotted name, and ``a.b=value`` overrides.
 
-    Later ones win. Raises UserError that lists every invalid key or value.
+    Overrides take precedence over flags, and flags over the mapping. Raises UserError that lists every
+    invalid key or value.
     """
     merged: dict[str, Any] = json.loads(json.dumps(values, default=str))  # converts YAML dates to text
     merged = overlay(_pop_deepspeed_file(merged), merged)
@@ -139,7 +145,7 @@ def build(
         if not (separator and name.strip()):
             missing = "the name before `=` is missing" if separator else "`=` is missing"
             raise UserError(f"--set {override}: {missing}.", "Write --set optimizer.lr=2e-5")
-        _assign(user_values, name.strip().split("."), _scalar(override, text))
+        _assign(user_values, name.strip().split("."), _parse_value(override, text))
     merged = overlay(overlay(merged, _pop_deepspeed_file(user_values)), user_values)
     try:
         return Settings.model_validate(merged)
@@ -151,20 +157,21 @@ def overlay(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
     """Merge ``top`` over ``base``, section by section."""
     merged = dict(base)
     for key, value in top.items():
-        below = merged.get(key)
-        nested = isinstance(below, dict) and isinstance(value, dict)
-        merged[key] = overlay(below, value) if nested else value  # type: ignore[arg-type]
+        base_value = merged.get(key)
+        nested = isinstance(base_value, dict) and isinstance(value, dict)
+        merged[key] = overlay(base_value, value) if nested else value  # type: ignore[arg-type]
     return merged
 
 
 def _pop_deepspeed_file(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings in the DeepSpeed file `zero.config`, and remove that name from ``values``."""
+    """Remove `zero.config` from ``values``, and return the settings of the DeepSpeed file it names."""
     zero = values.get("zero")
     path = zero.pop("config", None) if isinstance(zero, dict) else None
     return deepspeed_file.settings_of(str(path)) if path else {}
 
 
-def _scalar(override: str, text: str) -> Any:
+def _parse_value(override: str, text: str) -> Any:
+    """Parse the value of a ``--set`` override as YAML; raises UserError."""
     try:
         value = _PlainLoader(text).get_single_data() if text.strip() else None
     except yaml.YAMLError as error:
@@ -182,6 +189,7 @@ def _scalar(override: str, text: str) -> Any:
 
 
 def _assign(values: dict[str, Any], path: list[str], value: Any) -> None:
+    """Set a value of nested mappings in place, and create missing sections."""
     for key in path[:-1]:
         values = values.setdefault(key, {})
         if not isinstance(values, dict):
@@ -191,11 +199,11 @@ def _assign(values: dict[str, Any], path: list[str], value: Any) -> None:
 
 def _explain(error: ValidationError) -> tuple[str, str]:
     """Convert pydantic's errors to one problem line and advice."""
-    rules_by_name: dict[str, list[str]] = {}  # rules by name and value; a union has one error per type
+    rules_by_name: dict[str, list[str]] = {}  # violated rules by setting; a union has one error per type
     suggestions: list[str] = []
     for item in error.errors():
         path = list(map(str, item["loc"]))
-        # pydantic puts the types it has tried between the names
+        # pydantic's locations also contain the types it tried, e.g. a.int
         setting_parts = (part for part in path if part.isalnum() or part.isidentifier())
         name = ".".join(part for part in setting_parts if part not in ("bool", "float", "int", "str"))
         if item["type"] == "extra_forbidden":
@@ -203,11 +211,10 @@ def _explain(error: ValidationError) -> tuple[str, str]:
             alias = setting_for_alias(name)
             rules_by_name[f"unknown setting `{name}`"] = []
             suggestions += [alias] if alias else similar_names(name, dotted_names())
-        elif item["type"] == "missing":  # an item of a list, as no setting is required
+        elif item["type"] == "missing":  # an item of a tuple: no setting is required
             rules_by_name[f"{name.rpartition('.')[0]} = {item['input']!r} has too few values"] = []
-        elif not name or (
-            item["type"] == "value_error" and isinstance(item["input"], dict)
-        ):  # a rule of a section
+        elif not name or (item["type"] == "value_error" and isinstance(item["input"], dict)):
+            # Raised by a validator of a section
             rules_by_name[f"{name}: {item['msg']}".removeprefix(": ").replace("Value error, ", "")] = []
         else:
             message = item["msg"].removeprefix("Value error, ").removeprefix("Input should be ")

@@ -1,4 +1,4 @@
-"""Sections of the settings, and the types of their values."""
+"""Sections of the settings, and types of their values."""
 
 from __future__ import annotations
 
@@ -97,22 +97,22 @@ Columns = Annotated[
 ]
 
 
-def _is_list(section: type[BaseModel], name: str, text: str) -> bool:
-    """Whether a setting is a list, and ``text`` is not one of its alternative choices."""
+def _needs_list(section: type[BaseModel], name: str, text: str) -> bool:
+    """Whether ``text`` must be wrapped in a list: a list setting that has no such choice."""
     info = section.model_fields.get(name)
-    kinds = get_args(info.annotation) if info and get_origin(info.annotation) is not tuple else ()
-    kinds = kinds or ((info.annotation,) if info else ())
-    choices = {choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)}
-    return any(get_origin(kind) is tuple for kind in kinds) and text not in choices
+    types = get_args(info.annotation) if info and get_origin(info.annotation) is not tuple else ()
+    types = types or ((info.annotation,) if info else ())
+    choices = {choice for kind in types if get_origin(kind) is Literal for choice in get_args(kind)}
+    return any(get_origin(kind) is tuple for kind in types) and text not in choices
 
 
-def _takes_flag(info: FieldInfo) -> bool:
-    """Whether a setting may be true or false."""
+def _accepts_bool(info: FieldInfo) -> bool:
+    """Whether a setting accepts true and false."""
     return bool in (info.annotation, *get_args(info.annotation))
 
 
 class Section(BaseModel):
-    """Base of all settings sections: immutable, with unknown names refused."""
+    """Base class of settings sections: immutable; unknown names are errors."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, use_attribute_docstrings=True, defer_build=True, allow_inf_nan=False
@@ -125,7 +125,7 @@ class Section(BaseModel):
         if not isinstance(values, dict):
             return values
         texts = {name: value for name, value in values.items() if isinstance(value, str)}
-        lists = {name: [value] for name, value in texts.items() if _is_list(cls, name, value)}
+        lists = {name: [value] for name, value in texts.items() if _needs_list(cls, name, value)}
         return {**values, **lists}
 
     @model_validator(mode="before")
@@ -133,14 +133,15 @@ class Section(BaseModel):
     def _refuse_booleans_for_numbers(cls, values: Any) -> Any:
         """Refuse true and false for numbers, because True equals 1 in Python."""
         for name, info in cls.model_fields.items() if isinstance(values, dict) else ():
-            if isinstance(values.get(name), bool) and not _takes_flag(info):
+            if isinstance(values.get(name), bool) and not _accepts_bool(info):
                 raise ValueError(f"{name} = {values[name]}: true and false are not valid here")
         return values
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the values that were set: Metaflow compares a gang's artifacts by their pickled bytes.
+        """Pickle only the values that were set, to the same bytes in every process.
 
-        pydantic also pickles the set of their names, whose order differs between processes.
+        Metaflow compares the artifacts of a gang's nodes by their pickled bytes, and pydantic's pickles
+        contain a set of names, whose order differs between processes.
         """
         return type(self).model_validate_json, (self.model_dump_json(exclude_unset=True),)
 
@@ -153,8 +154,8 @@ class Optimizer(Section):
     Adafactor, Muon for matrices with AdamW for the rest, or SGD with momentum 0.9."""
     lr: PositiveFloat | Auto = "auto"
     """Peak learning rate. auto: 2e-5 for full, 2e-4 for low-rank adapters, 1e-3 for LLaMA-Adapters;
-    tiny-llama: 7e-4, 5e-3, and 1e-1 (v1) or 2e-2. Preferences: 1e-6 for full, 1e-5 for adapters. Reward
-    models: 1e-5, 1e-4."""
+    for tiny-llama 7e-4, 5e-3, and 1e-1 (adapter-v1) or 2e-2 (adapter-v2). Preference tasks: 1e-6 for full,
+    1e-5 for adapters. Task reward: 1e-5 for full, 1e-4 for adapters."""
     weight_decay: float = Field(default=0.0, ge=0)
     """Decoupled weight decay."""
     betas: tuple[Average, Average] = (0.9, 0.95)
@@ -265,7 +266,8 @@ class Recompute(Section):
     product (deepspeed, fsdp2). auto: with `activation_checkpointing: auto` the fastest by prediction,
     otherwise full."""
     every: Positive | Auto = "auto"
-    """Recompute one of every N blocks (deepspeed, fsdp2). auto: as `what`; otherwise 1."""
+    """Recompute one of every N blocks (deepspeed, fsdp2). auto: chosen together with `what`,
+    otherwise 1."""
 
 
 class Preference(Section):
@@ -280,7 +282,7 @@ class Preference(Section):
     """Assumed share of pairs with swapped labels (dpo, simpo)."""
 
     def beta_of(self, task: str) -> float:
-        """Resolve ``beta`` for a task.
+        """Return ``beta``, with ``auto`` resolved for a task.
 
         0.1: Rafailov et al. 2023 (arXiv:2305.18290), appendix B; Hong et al. 2024 (arXiv:2403.07691), for
         Mistral. 2.0 with a margin of 1.0: Meng et al. 2024 (arXiv:2405.14734), for Llama 3 Base.
@@ -348,13 +350,16 @@ class Rl(Section):
     tokens of the step (dapo); or by the maximum length (dr_grpo)."""
 
     def beta_of(self, method: str) -> float:
-        """Resolve ``beta`` for a method. 0.04: Shao et al. 2024 (arXiv:2402.03300), section 4.2."""
+        """Return ``beta``, with ``auto`` resolved for a method.
+
+        0.04: Shao et al. 2024 (arXiv:2402.03300), section 4.2.
+        """
         if self.beta != "auto":
             return self.beta
         return 0.04 if METHODS[method].adapters else 0.0
 
     def answer_tokens(self, seq_len: int) -> int:
-        """Maximum answer length in tokens."""
+        """Return the maximum answer length in tokens."""
         return self.max_completion_length or default_answer_len(seq_len)
 
 
@@ -372,7 +377,7 @@ class Evaluation(Section):
     """Number of held-out prompts that the base and the finished model answer. For task sft, answers equal to
     the expected ones (exact match) are counted. auto: 3, or all rows of support-tickets."""
     max_new_tokens: Positive = 64
-    """Maximum length of those answers in tokens."""
+    """Maximum length of these held-out answers in tokens."""
     every_steps: Positive | None = None
     """Optimizer steps between evaluations of the held-out loss during training; the last step is always
     evaluated. Empty: evaluate only before and after the run."""
@@ -388,7 +393,7 @@ class Evaluation(Section):
 
     @property
     def answers(self) -> int:
-        """``generations`` with ``auto`` resolved for a user's dataset."""
+        """``generations``, with ``auto`` resolved to the default for users' datasets."""
         return DEFAULT_ANSWERS if self.generations == "auto" else self.generations
 
     @property
@@ -425,7 +430,7 @@ class Evaluation(Section):
         return self
 
 
-MAX_PROFILED_STEPS = 20  # longer traces have hundreds of MB, which no viewer opens
+MAX_PROFILED_STEPS = 20  # traces of more steps have hundreds of MB, too much for trace viewers
 
 
 class ProfileWindow(Section):
@@ -438,7 +443,7 @@ class ProfileWindow(Section):
 
     @field_validator("steps", mode="before")
     @classmethod
-    def _take_number(cls, value: Any) -> Any:
+    def _number_to_text(cls, value: Any) -> Any:
         return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
     @field_validator("steps")
@@ -505,12 +510,12 @@ class Resources(Section):
     queues: dict[str, str] = Field(default_factory=dict)
     """Queue per GPU model, used if `queue` is not set."""
     queue_system: Literal["auto", "kueue", "volcano", "kai"] = "auto"
-    """What manages the queue on Kubernetes. auto: the one that has a queue of this name, else Kueue."""
+    """Queueing system on Kubernetes. auto: the one that has a queue of this name, else Kueue."""
     team: str | None = None
     """Team of the run: a label of its jobs and pods, a tag on AWS Batch, and a group of
     `finetune costs --by team`."""
     priority: str | None = None
-    """Kueue WorkloadPriorityClass of the run. Empty: Kueue goes by `priority_class`."""
+    """Kueue WorkloadPriorityClass of the run. Empty: Kueue uses `priority_class`."""
     priority_class: str | None = None
     """PriorityClass of the run's pods on Kubernetes. Empty: the cluster's default."""
     zone: str | None = None

@@ -23,7 +23,7 @@ from typing import Protocol
 
 from estimator.errors import UserError
 from estimator.formatting import format_bytes
-from estimator.untrusted import DeepError, files_inside, parse_json
+from estimator.untrusted import DeepError, list_contained_files, parse_json
 from launchers.base.workdir import is_disk_full
 
 _log = logging.getLogger(__name__)
@@ -223,7 +223,7 @@ def put_bundle(
     folder, and if the store is full, after deleting the files that this call stored; ChangedError if a file
     changed meanwhile.
     """
-    files = {path.relative_to(folder).as_posix(): path for path in files_inside(folder)}
+    files = {path.relative_to(folder).as_posix(): path for path in list_contained_files(folder)}
     return put_files(storage, key, {name: path for name, path in files.items() if include(name)})
 
 

@@ -45,7 +45,7 @@ class SyncedFolder:
         folder.mkdir(parents=True, exist_ok=True)
 
     def restore(self, origins: Sequence[str] = ()) -> bool:
-        """Fetch what an earlier attempt has stored; else that of the first of ``origins`` that has any.
+        """Fetch the files of an earlier attempt, or else of the first of ``origins`` that stored any.
 
         Raises UserError if the disk is too small, DamagedError for a damaged file.
         """
@@ -73,7 +73,7 @@ class SyncedFolder:
         self.poll(complete=complete)
 
     def poll(self, *, complete: bool = False) -> bool:
-        """Store the entries that have changed, and not since the last poll; return whether any was stored.
+        """Store changed entries that are unchanged since the last poll; return whether any was stored.
 
         Raises ChangedError, after storing the others, if an entry changed meanwhile.
         """

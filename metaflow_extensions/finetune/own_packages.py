@@ -15,7 +15,7 @@ from pathlib import Path
 ALL = ("checklist", "decorators", "estimator", "flows", "launchers")
 ROOT = Path(__file__).resolve().parents[2]  # parent folder: site-packages, a clone, or a task's code package
 MARK = "METAFLOW_PACKAGE_POLICY"  # in each __init__.py of this project, and unlikely in others
-EXIT_STATUS = 2  # MISTAKE of estimator/errors.py, which cannot be imported before this check
+EXIT_STATUS = 2  # USER_ERROR_STATUS of estimator/errors.py, which cannot be imported before this check
 
 
 def find_problem(names: Iterable[str] = ALL) -> tuple[str, str] | None:

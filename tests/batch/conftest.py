@@ -1,4 +1,4 @@
-"""One account on AWS for the tests of a file, all of it on this machine."""
+"""An AWS account on this machine, shared by the tests of a file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.lab import pods
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """A queue, S3 and a metadata service whose ids are long."""
+    """A queue, S3 and a metadata service with long task ids."""
     if reason := pods.missing():
         pytest.skip(reason)
     with start(tmp_path_factory.mktemp("lab")) as started:

@@ -1,4 +1,4 @@
-"""Everything that ``run --with batch`` meets, on this machine: Batch, S3, the metadata service, a network."""
+"""A local stand-in for all services of ``run --with batch``: Batch, S3, metadata service and network."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ QUEUE = "training"
 
 @dataclass(kw_only=True)
 class Lab:
-    """The servers, and how a client finds them."""
+    """The servers, and the environment with which a client reaches them."""
 
     hub: Hub
     store: ObjectStore
@@ -36,9 +36,9 @@ class Lab:
     metadata_url: str
     batch_url: str
 
-    def client(self, home: Path, **more: str) -> dict[str, str]:
+    def client(self, home: Path, **variables: str) -> dict[str, str]:
         """A user's environment, below ``home``, with Metaflow configured for this lab."""
-        own = environment(
+        home_environment = environment(
             home,
             METAFLOW_DEFAULT_METADATA="service",
             METAFLOW_SERVICE_URL=self.metadata_url,
@@ -48,32 +48,32 @@ class Lab:
             AWS_ENDPOINT_URL_BATCH=self.batch_url,
             PYTHONPATH=str(log_uploads.install_for_clients(self.hub.folder / "client-site")),
         )
-        return own | self.store.environment() | more
+        return home_environment | self.store.environment() | variables
 
-    def start(self, home: Path, *arguments: str, flow: Path = FLOW, **more: str) -> Client:
+    def start(self, home: Path, *arguments: str, flow: Path = FLOW, **variables: str) -> Client:
         """Start a flow's command as a user does; its output goes to ``home/log``."""
         home.mkdir(parents=True, exist_ok=True)
-        own = self.client(home, **more)
+        home_environment = self.client(home, **variables)
         command = [sys.executable, str(flow), *arguments]
         if "run" in arguments or "resume" in arguments:
             command += ["--run-id-file", str(home / "run_id")]
-        known = set(self.service.jobs)
+        earlier_jobs = set(self.service.jobs)
         with (home / "log").open("w") as log:
             process = self.hub.popen(
                 command,
-                own,
+                home_environment,
                 cwd=home,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # as in a terminal of its own
             )
-        return Client(lab=self, home=home, environment=own, process=process, known=known)
+        return Client(lab=self, home=home, environment=home_environment, process=process, known=earlier_jobs)
 
 
 @dataclass(kw_only=True)
 class Client:
-    """A flow's command that was started."""
+    """A command of a flow that was started."""
 
     lab: Lab
     home: Path
@@ -95,36 +95,36 @@ class Client:
         return (self.home / "run_id").read_text()
 
     def jobs(self, step: str | None = None) -> list[Job]:
-        """Submitted since this command was started, in that order; ``step``: of that one only."""
-        found = [job for name, job in [*self.lab.service.jobs.items()] if name not in self.known]
-        return [j for j in found if step in (None, j.request["parameters"]["metaflow.step_name"])]
+        """Jobs submitted since this command was started, in order; ``step`` selects those of one step."""
+        matching_jobs = [job for name, job in [*self.lab.service.jobs.items()] if name not in self.known]
+        return [j for j in matching_jobs if step in (None, j.request["parameters"]["metaflow.step_name"])]
 
     def pods_log(self) -> str:
-        """What the pods of all its jobs have printed."""
+        """Output of the pods of all jobs of the command."""
         pods = [pod for job in self.jobs() for pod in job.pods]
         return "\n".join(f"== {pod.spec.name}: {pod.poll()}\n{pod.log.read_text()}" for pod in pods)
 
     def committed(self) -> int:
-        """The step of this run's newest whole checkpoint; 0: there is none."""
+        """Step of the newest complete checkpoint of this run, or 0."""
         if not self.has_begun:
             return 0
         keys = self.lab.store.keys_below(f"metaflow/FinetuneFlow/finetune/checkpoints/{self.run_id}/")
         steps = [re.search(r"/step-(\d+)[^/]*/checkpoint\.json$", key) for key in keys]
         return max((int(match[1]) for match in steps if match), default=0)
 
-    def wait_for(self, what: Callable[[], Any], within: float) -> Any:
-        """Wait for something to be true while the command runs."""
+    def wait_for(self, condition: Callable[[], Any], within: float) -> Any:
+        """Wait for a condition while the command runs."""
         deadline = time.monotonic() + within
         while True:
-            found = what()
-            if found:
-                return found
+            value = condition()
+            if value:
+                return value
             assert self.process.poll() is None, f"the run ended first:\n{self.log}\n{self.pods_log()}"
             assert time.monotonic() < deadline, f"not within {within:g} s:\n{self.log}\n{self.pods_log()}"
             time.sleep(0.3)
 
     def end(self, within: float) -> int:
-        """Its exit status. Every job has ended then, and every pod."""
+        """Wait for the command and return its exit status; every job and pod must have ended."""
         try:
             code = self.process.wait(within)
         except subprocess.TimeoutExpired:
@@ -139,12 +139,12 @@ class Client:
         return code
 
     def artifacts(self, flow: str = "FinetuneFlow") -> dict[str, Any]:
-        """All artifacts of the finished tasks by name; a later step's win."""
-        found: dict[str, Any] = pickle.loads(self.ask(READ_ARTIFACTS, f"{flow}/{self.run_id}"))  # noqa: S301
-        return found
+        """All artifacts of finished tasks by name; those of later steps override earlier ones."""
+        stored_artifacts: dict[str, Any] = pickle.loads(self.ask(READ_ARTIFACTS, f"{flow}/{self.run_id}"))  # noqa: S301
+        return stored_artifacts
 
     def ask(self, program: str, *arguments: str) -> bytes:
-        """What a program that uses Metaflow's client prints, run as the user that launched."""
+        """Run a program that uses the Metaflow client as the launching user; return its output."""
         command = [sys.executable, "-c", program, *arguments]
         process = self.lab.hub.popen(command, self.environment, cwd=self.home, stdout=subprocess.PIPE)
         output, _ = process.communicate(timeout=300)
@@ -166,7 +166,7 @@ def check_training_job(job: Job, plan: Plan) -> None:
 @contextlib.contextmanager
 def lab(folder: Path, *, first_id: int = metadata.FIRST_ID) -> Iterator[Lab]:
     """``first_id``: of the metadata service; a fresh one's ids are short."""
-    known = MetadataService(first_id)
+    id_service = MetadataService(first_id)
     with contextlib.ExitStack() as stack:
         hub = stack.enter_context(Hub(folder / "hub"))
         store = stack.enter_context(ObjectStore(folder, address=hub.address, inside=hub.inside))
@@ -175,7 +175,7 @@ def lab(folder: Path, *, first_id: int = metadata.FIRST_ID) -> Iterator[Lab]:
             hub=hub,
             store=store,
             service=service,
-            metadata=known,
-            metadata_url=stack.enter_context(metadata.serve(hub, known)),
+            metadata=id_service,
+            metadata_url=stack.enter_context(metadata.serve(hub, id_service)),
             batch_url=stack.enter_context(batch.serve(service, hub)),
         )

@@ -1,4 +1,4 @@
-"""What AWS Batch does to a run: it goes on, or ends soon and says why in a line; no job is left unnamed.
+"""Faults on AWS Batch: a run resumes, or ends soon with one line that names the reason and the job.
 
 The limits are for a machine that does ten other things: what matters is that there is an end at all.
 """
@@ -33,12 +33,12 @@ LIMIT_S = 900
 END_S = 180
 
 
-def small(lab: Lab, home: Path, *arguments: str, **more: str) -> Client:
-    return lab.start(home, "run", *arguments, flow=SMALL, **more)
+def small(lab: Lab, home: Path, *arguments: str, **environment: str) -> Client:
+    return lab.start(home, "run", *arguments, flow=SMALL, **environment)
 
 
 def waiting(run: Client) -> None:
-    """Until all nodes of its step are at work."""
+    """Wait until all nodes of the step are running."""
 
     def working() -> bool:
         pods = [pod for job in run.jobs("work") for pod in job.pods]
@@ -48,7 +48,7 @@ def waiting(run: Client) -> None:
 
 
 @pytest.mark.nightly
-def test_short_task_ids_reach_the_nodes_whole_and_a_container_out_of_memory_is_tried_again(
+def test_short_task_ids_reach_all_nodes_and_an_oom_killed_container_is_retried(
     lab: Lab, tmp_path: Path
 ) -> None:
     with metadata.serve(lab.hub, MetadataService(first_id=1)) as new_service:
@@ -62,14 +62,14 @@ def test_short_task_ids_reach_the_nodes_whole_and_a_container_out_of_memory_is_t
     assert [key.rpartition("/")[2] for key in notes] == ["work-attempt-0.killed"]
     task = first.request["parameters"]["metaflow.task_id"]
     assert len(task) == 1, "the service is new"
-    others = first.nodes[1].command[-1]
-    assert others.count("AWS_BATCH_JOB_NODE_INDEX") == 3
-    assert f"--task-id {task}-node-$AWS_BATCH_JOB_NODE_INDEX " in others
+    next_command = first.nodes[1].command[-1]
+    assert next_command.count("AWS_BATCH_JOB_NODE_INDEX") == 3
+    assert f"--task-id {task}-node-$AWS_BATCH_JOB_NODE_INDEX " in next_command
 
 
 @dataclass(frozen=True, kw_only=True)
 class Interrupted:
-    """A run whose training job lost machines; it was stopped once it had trained to the end."""
+    """A run whose training job lost machines and that was stopped after training finished."""
 
     run: Client
     nodes: tuple[int, ...]  # whose machines were lost, one after the other
@@ -79,14 +79,14 @@ class Interrupted:
 
 @pytest.fixture(scope="module")
 def interrupted(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Interrupted:
-    """Lose the machine of node 0, then that of node 1. Ranks don't train (tests.lab.small_engine)."""
+    """Run a flow that loses the machine of node 0, then that of node 1. Ranks use tests.lab.small_engine."""
     nodes = (0, 1)
     home = tmp_path_factory.mktemp("interrupted")
     data = write_sums(home / "sums.jsonl")
-    where = ["--with=batch", "--device=cpu", "--nodes=2", f"--dataset={data}"]
+    launch_arguments = ["--with=batch", "--device=cpu", "--nodes=2", f"--dataset={data}"]
     steps = [f"--max-steps={STEPS}", "--checkpoint-every=5", "--epochs=9", "--global-batch-size=4"]
     steps += ["--seq-len=128", "--set=evaluation.fraction=0.1", *(f"--set={value}" for value in SMALL_RANKS)]
-    run = lab.start(home, "run", *where, *steps, HF_TOKEN=TOKEN)
+    run = lab.start(home, "run", *launch_arguments, *steps, HF_TOKEN=TOKEN)
     for number, node in enumerate(nodes, start=1):
         known = run.committed()
         run.wait_for(lambda known=known: run.committed() > known, LIMIT_S)
@@ -135,9 +135,7 @@ def test_a_sigint_to_the_launch_alone_terminates_the_jobs_and_leaves_no_process(
 
 
 @pytest.mark.nightly
-def test_the_checklist_ends_with_a_verdict_that_blames_no_node_when_a_container_is_lost(
-    lab: Lab, tmp_path: Path
-) -> None:
+def test_a_lost_container_gives_a_checklist_verdict_that_blames_no_node(lab: Lab, tmp_path: Path) -> None:
     options = ["--nodes=2", "--device=cpu", "--profile=standard", "--skip=storage,datastore"]
     run = lab.start(tmp_path, "run", "--with", "batch", *options, flow=CHECKLIST)
     run.wait_for(lambda: _measured(lab, run), LIMIT_S)
@@ -145,20 +143,20 @@ def test_the_checklist_ends_with_a_verdict_that_blames_no_node_when_a_container_
     job.pods[1].kill()
     assert run.end(END_S) != 0
     assert "Traceback" not in run.log, run.log
-    found = run.artifacts("ChecklistFlow")
-    result = found["result"]
-    assert (result["verdict"], found["bad_nodes"]) == ("NO-VERDICT", []), run.log
+    artifacts = run.artifacts("ChecklistFlow")
+    result = artifacts["result"]
+    assert (result["verdict"], artifacts["bad_nodes"]) == ("NO-VERDICT", []), run.log
     assert len(result["nodes"]) == 2
     assert "Lost contact with node 1" in str(result["notes"])
 
 
 def _measured(lab: Lab, run: Client) -> bool:
-    """Whether node 0 of a checklist has kept something."""
+    """Return whether node 0 of a checklist has stored measurements."""
     return run.has_begun and bool(lab.store.keys_below(f"metaflow/ChecklistFlow/finetune/runs/{run.run_id}/"))
 
 
 @pytest.mark.nightly
-def test_a_busy_and_slow_datastore_costs_time_only(lab: Lab, tmp_path: Path) -> None:
+def test_a_busy_and_slow_datastore_only_delays_a_run(lab: Lab, tmp_path: Path) -> None:
     faults = faulty_proxy.Faults(busy_share=0.1, delay_s=0.05)
     with faulty_proxy.before(lab.store.url, faults, address=lab.hub.address, inside=lab.hub.inside) as url:
         run = small(lab, tmp_path, METAFLOW_S3_ENDPOINT_URL=url)
@@ -167,7 +165,7 @@ def test_a_busy_and_slow_datastore_costs_time_only(lab: Lab, tmp_path: Path) -> 
     assert faults.refused > 3
 
 
-def test_credentials_that_expire_under_a_run_end_it_with_one_line_that_names_the_job(
+def test_credentials_that_expire_during_a_run_end_it_with_one_line_that_names_the_job(
     lab: Lab, tmp_path: Path
 ) -> None:
     run = small(lab, tmp_path, "--does=wait")
@@ -188,13 +186,13 @@ def test_credentials_that_expire_under_a_run_end_it_with_one_line_that_names_the
 
 
 @pytest.mark.nightly
-def test_a_datastore_that_stays_away_under_a_run_ends_it_and_its_job_with_one_line(
+def test_a_datastore_that_stays_unreachable_ends_the_run_and_its_job_with_one_line(
     lab: Lab, tmp_path: Path
 ) -> None:
     faults = faulty_proxy.Faults()
     with faulty_proxy.before(lab.store.url, faults, address=lab.hub.address, inside=lab.hub.inside) as url:
-        own = {"METAFLOW_S3_ENDPOINT_URL": url, "FINETUNE_DATASTORE_TIMEOUT": "0.2"}
-        run = small(lab, tmp_path, "--does=wait", **own)
+        settings_of_run = {"METAFLOW_S3_ENDPOINT_URL": url, "FINETUNE_DATASTORE_TIMEOUT": "0.2"}
+        run = small(lab, tmp_path, "--does=wait", **settings_of_run)
         waiting(run)
         faults.gone = True
         assert run.end(END_S) != 0
@@ -207,14 +205,14 @@ def test_a_datastore_that_stays_away_under_a_run_ends_it_and_its_job_with_one_li
     assert left_behind(tmp_path) == []
 
 
-def test_credentials_that_the_datastore_does_not_take_are_named_before_anything_is_submitted(
+def test_credentials_refused_by_the_datastore_are_named_before_anything_is_submitted(
     lab: Lab, tmp_path: Path
 ) -> None:
     data = write_sums(tmp_path / "sums.jsonl")
-    where = ["--with", "batch", "--device=cpu", "--nodes=2", f"--dataset={data}"]
+    launch_arguments = ["--with", "batch", "--device=cpu", "--nodes=2", f"--dataset={data}"]
     expired = faulty_proxy.Faults(expired=True)
     with faulty_proxy.before(lab.store.url, expired, address=lab.hub.address, inside=lab.hub.inside) as url:
-        run = lab.start(tmp_path, "run", *where, METAFLOW_S3_ENDPOINT_URL=url)
+        run = lab.start(tmp_path, "run", *launch_arguments, METAFLOW_S3_ENDPOINT_URL=url)
         assert run.end(END_S) == 2, "nothing was begun"
     assert "the AWS credentials have expired. Log in again" in " ".join(run.log.split())
     assert "Traceback" not in run.log

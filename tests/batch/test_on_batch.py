@@ -1,4 +1,4 @@
-"""The flows through Metaflow's real client on AWS Batch's interface, each container's command executed.
+"""The flows through the real Metaflow client on the interface of AWS Batch; container commands are executed.
 
 What a container has is the code package alone: its Python cannot import this project.
 """
@@ -34,13 +34,11 @@ SHORT = [
 ]
 
 
-def test_a_run_over_two_containers_continues_after_one_is_lost_and_evaluates(
-    lab: Lab, tmp_path: Path
-) -> None:
+def test_a_run_on_two_containers_resumes_after_one_is_lost_and_is_evaluated(lab: Lab, tmp_path: Path) -> None:
     """DeepSpeed's LoRA; the second container is lost once while it trains."""
     data = write_sums(tmp_path / "sums.jsonl")
-    where = ["--with", "batch", "--device=cpu", "--nodes=2", "--engine=deepspeed", "--method=lora"]
-    run = lab.start(tmp_path, "run", *where, f"--dataset={data}", *SHORT)
+    launch_arguments = ["--with", "batch", "--device=cpu", "--nodes=2", "--engine=deepspeed", "--method=lora"]
+    run = lab.start(tmp_path, "run", *launch_arguments, f"--dataset={data}", *SHORT)
     run.wait_for(lambda: run.committed(), LIMIT_S)
     (job,) = run.jobs("train_nodes")
     committed, lost = run.committed(), time.monotonic()
@@ -48,12 +46,12 @@ def test_a_run_over_two_containers_continues_after_one_is_lost_and_evaluates(
     run.wait_for(lambda: job.stopped is not None, 300)
     assert time.monotonic() - lost < 240, "its task needs seconds on a machine that does nothing else"
     assert run.end(LIMIT_S) == 0, run.log + run.pods_log()
-    found = run.artifacts()
-    plan: Plan = found["plan"]
+    artifacts = run.artifacts()
+    plan: Plan = artifacts["plan"]
     assert (plan.target, plan.request.nodes, plan.engine, plan.method) == ("batch", 2, "deepspeed", "lora")
-    assert [row["step"] for row in found["metrics"]] == list(range(1, STEPS + 1))
-    assert found["metrics"][-1]["loss"] < found["metrics"][0]["loss"] - 0.05
-    evaluation = found["evaluation"]  # of the exported model, by transformers
+    assert [row["step"] for row in artifacts["metrics"]] == list(range(1, STEPS + 1))
+    assert artifacts["metrics"][-1]["loss"] < artifacts["metrics"][0]["loss"] - 0.05
+    evaluation = artifacts["evaluation"]  # of the exported model, by transformers
     assert evaluation.finetuned.loss < evaluation.base.loss
     assert "world 2, scheduler batch" in run.log
     first, second = run.jobs("train_nodes")
@@ -75,11 +73,11 @@ def test_the_checklist_measures_two_containers_and_judges_them(lab: Lab, tmp_pat
     options = ["--with", "batch", "--nodes=2", "--device=cpu", "--profile=quick"]
     run = lab.start(tmp_path, "run", *options, flow=FLOW.with_name("checklist_flow.py"))
     code = run.end(LIMIT_S)
-    found = run.artifacts("ChecklistFlow")
-    assert found["cluster"] == f"batch:us-east-1/{QUEUE}"
-    assert len(found["result"]["nodes"]) == 2, run.log + run.pods_log()
-    assert found["result"]["verdict"] in ("PASS", "WARN"), run.log
+    artifacts = run.artifacts("ChecklistFlow")
+    assert artifacts["cluster"] == f"batch:us-east-1/{QUEUE}"
+    assert len(artifacts["result"]["nodes"]) == 2, run.log + run.pods_log()
+    assert artifacts["result"]["verdict"] in ("PASS", "WARN"), run.log
     assert code == 0, run.log
-    assert (len(found["healthy_nodes"]), found["bad_nodes"]) == (2, [])
+    assert (len(artifacts["healthy_nodes"]), artifacts["bad_nodes"]) == (2, [])
     cards = json.loads(run.ask(READ_CARDS, f"ChecklistFlow/{run.run_id}"))
     assert [name.partition("/")[0] for name in cards] == ["verdict"]

@@ -1,4 +1,4 @@
-"""The table over nights: its formatting, and the case of a replaced machine."""
+"""The table of nightly runs: formatting, and the case of a replaced machine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ def test_consecutive_nights_are_formatted_as_spans() -> None:
     assert spans([3, 5, 6, 7, 9]) == "3, 5 to 7, 9"
 
 
-def test_a_replaced_machine_stays_an_open_failure_and_the_new_one_passes() -> None:
+def test_a_failure_of_a_replaced_machine_stays_open_and_the_new_machine_passes() -> None:
     results = nights(CASES["a slow node on nights 8 to 11, replaced on 12"])
     assert letters(results) == "P" * 8 + "F" * 4 + "P" * (30 - REPLACED)
     open_ones = [one for one in findings_by_line(results) if one["line"].startswith("still open")]

@@ -1,4 +1,4 @@
-"""A gang's channel and records are measured at any size; the page has each figure."""
+"""Benchmarks of a gang's channel and records at any size; the page shows each value."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from benchmarks import scale
 
 
 @pytest.mark.slow
-def test_all_members_receive_the_loss_of_one() -> None:
+def test_all_members_are_notified_of_a_lost_member() -> None:
     measured = scale.gang(6)
     assert 0 < measured["notified_seconds"] < 60
     assert measured["joined_seconds"] < 60
 
 
-def test_the_records_of_a_gang_are_counted(tmp_path: Path) -> None:
+def test_the_messages_of_a_gang_are_counted(tmp_path: Path) -> None:
     measured = scale.records(tmp_path, 3)
     # A part's eight files and its manifest, and checkpoint.json
     assert measured["keys"] == 3 * (scale.GPUS + 1) + 1

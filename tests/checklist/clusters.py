@@ -1,4 +1,4 @@
-"""A cluster with known faults, and what its pairs would measure."""
+"""Simulated clusters with known faults, and the measurements of their pairs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from checklist.round_robin import Pairs, schedule
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """GB/s of one network card, and the shares of it that slow sides and links still have."""
+    """Rate of one network card in GB/s, and the remaining share of slow nodes and links."""
 
     nodes: int
     speed: float = 24.0
@@ -46,23 +46,23 @@ class Cluster:
         return Pair(src=src, dst=dst, round=number, gbytes_per_s=value, alone=alone, rails=rails)
 
     def first_pass(self, seed: int = 0, crowded: float = 1.0) -> tuple[Pair, ...]:
-        """``crowded``: the share that is left of pairs between an even and an odd node."""
+        """``crowded``: remaining share of pairs between an even and an odd node."""
         noise = np.random.default_rng(seed)
-        made = []
+        sent_pairs = []
         for number, pairs in enumerate(schedule(self.nodes)):
             for a, b in pairs:
                 for way, (src, dst) in enumerate(((a, b), (b, a))):
                     shared = crowded if (a + b) % 2 else 1.0
                     share = shared * (1 - abs(noise.normal(0, 0.02)))
-                    made.append(self.pair(src, dst, 2 * number + way, share))
-        return tuple(made)
+                    sent_pairs.append(self.pair(src, dst, 2 * number + way, share))
+        return tuple(sent_pairs)
 
-    def second_pass(self, again: Iterable[tuple[int, int]]) -> tuple[Pair, ...]:
-        return tuple(self.pair(src, dst, 100 + n, alone=True) for n, (src, dst) in enumerate(again))
+    def second_pass(self, repetitions: Iterable[tuple[int, int]]) -> tuple[Pair, ...]:
+        return tuple(self.pair(src, dst, 100 + n, alone=True) for n, (src, dst) in enumerate(repetitions))
 
 
 class Measured:
-    """A simulated cluster that is measured as a run does; ``rack``: its uplink carries two pairs at once."""
+    """Measurement of a simulated cluster; ``rack``: its uplink carries two pairs at once."""
 
     def __init__(self, cluster: Cluster, rack: range | None = None) -> None:
         self.cluster, self.rack = cluster, rack
@@ -102,8 +102,10 @@ class Measured:
 
     def diagnosed(self) -> Diagnosis:
         for _ in range(PASSES):
-            again = diagnose(self.pairs, self.cluster.nodes).again
-            if not again or not measure_again(again, self.cluster.nodes, self.alone, self.group, self.accept):
+            repetitions = diagnose(self.pairs, self.cluster.nodes).again
+            if not repetitions or not measure_again(
+                repetitions, self.cluster.nodes, self.alone, self.group, self.accept
+            ):
                 break
         return diagnose(self.pairs, self.cluster.nodes)
 

@@ -129,8 +129,8 @@ class Bed:
     def _add(self, host: int, rate: str) -> None:
         name, wire = self.name(host), self._wire(host)
         loopback = "::1" if self._ipv6 else "127.0.0.1"
-        known = "".join(f"{self.address(other)} h{other}\n" for other in range(self.hosts))
-        self.names(host, f"{loopback} localhost\n{known}")
+        host_names = "".join(f"{self.address(other)} h{other}\n" for other in range(self.hosts))
+        self.names(host, f"{loopback} localhost\n{host_names}")
         do("ip", "netns", "add", name)
         do("ip", "link", "add", wire, "type", "veth", "peer", "name", "eth0", "netns", name)
         do("ip", "link", "set", wire, "master", self._bridge, "up")
@@ -179,13 +179,13 @@ class Bed:
         if receives:
             do("tc", "qdisc", "replace", "dev", self._wire(host), "root", "tbf", "rate", rate, *_BURST)
 
-    def slow_link(self, a: int, b: int, rate: str, others: str = RATE) -> None:
+    def slow_link(self, a: int, b: int, rate: str, peers: str = RATE) -> None:
         """Limit the rate between two hosts only."""
         for src, dst in ((a, b), (b, a)):
             device = ("dev", "eth0")
             self.on(src, "tc", "qdisc", "del", *device, "root")
             self.on(src, "tc", "qdisc", "add", *device, "root", "handle", "1:", "htb", "default", "10")
-            for number, speed in (("1:10", others), ("1:20", rate)):
+            for number, speed in (("1:10", peers), ("1:20", rate)):
                 command = ("tc", "class", "add", *device, "parent", "1:", "classid", number, "htb", "rate")
                 self.on(src, *command, speed, "burst", "64kb")
             peer = f"{self.address(dst)}/32"
@@ -213,8 +213,8 @@ class Bed:
     def cut_at_first(self, src: int, dst: int, packets: int = 2) -> None:
         """Drop the first packets of connections from one host to another."""
         asks = ("-p", "tcp", "--syn", "-d", self.address(dst))
-        few = ("-m", "quota", "--quota", str(packets * _SYN_BYTES))
-        self.on(src, "iptables", "-A", "OUTPUT", *asks, *few, "-j", "DROP")
+        limit_options = ("-m", "quota", "--quota", str(packets * _SYN_BYTES))
+        self.on(src, "iptables", "-A", "OUTPUT", *asks, *limit_options, "-j", "DROP")
 
     def lose(self, into: int, share: float, *, sender: int | None = None) -> None:
         """Drop a share of the packets to a host, from all senders or from one."""
@@ -286,7 +286,7 @@ class Bed:
         job = Job(processes=[], json=keep / "result.json", begin=time.monotonic(), keep=keep)
         self._jobs.append(job)
         for host in range(self.hosts):
-            own = (environment or {}).get(host, {})
+            host_environment = (environment or {}).get(host, {})
             joins, shows = self._cgroup_commands(host)
             command = ["sh", "-c", f'{joins}exec "$@"', "sh"]
             command += ["ip", "netns", "exec", self.name(host), "unshare", "--uts"]
@@ -302,7 +302,7 @@ class Bed:
                         stderr=subprocess.STDOUT,
                         text=True,
                         cwd=ROOT,
-                        env=self._environment(host, own, self.hosts if world is None else world),
+                        env=self._environment(host, host_environment, self.hosts if world is None else world),
                     )
                 )
         return job
@@ -318,7 +318,7 @@ class Bed:
             shows += f"mkdir {top} && mount -t cgroup -o {top.name} none {top} && "
         return joins, shows
 
-    def _environment(self, host: int, own: Mapping[str, str], world: int) -> dict[str, str]:
+    def _environment(self, host: int, host_environment: Mapping[str, str], world: int) -> dict[str, str]:
         return {
             **os.environ,
             "RANK": str(host),
@@ -332,12 +332,12 @@ class Bed:
             "NODE_NAME": self.called[host],
             "AWS_EC2_METADATA_DISABLED": "true",
             "PYTHONPATH": str(ROOT),
-            **own,
+            **host_environment,
         }
 
-    def run(self, keep: Path, *arguments: str, limit_s: float = 60.0, **more: object) -> Job:
+    def run(self, keep: Path, *arguments: str, limit_s: float = 60.0, **overrides: object) -> Job:
         """Start the checklist and wait for it."""
-        job = self.start(keep, *arguments, **more)  # type: ignore[arg-type]
+        job = self.start(keep, *arguments, **overrides)  # type: ignore[arg-type]
         job.wait(limit_s)
         return job
 
@@ -387,5 +387,5 @@ class Bed:
 @contextlib.contextmanager
 def bed(hosts: int, rate: str = RATE, *, ipv6: bool = False, dual: bool = False) -> Iterator[Bed]:
     """Make hosts for the duration of a block."""
-    with contextlib.closing(Bed(hosts, rate, ipv6=ipv6, dual=dual)) as made:
-        yield made
+    with contextlib.closing(Bed(hosts, rate, ipv6=ipv6, dual=dual)) as network:
+        yield network

@@ -1,4 +1,4 @@
-"""Measurements as a run makes them: healthy ones, to be spoilt by a test."""
+"""Measurements of healthy simulated runs, to be modified by tests."""
 
 from __future__ import annotations
 
@@ -98,14 +98,20 @@ def gpu_run(nodes: int = 2, gpus: int = 8, **changes: Any) -> Measurements:
         probes=mesh(nodes),
         open_ports=opened(nodes),
         locals=tuple(
-            Local(rank=rank, what=what, value=value * (1 + 0.002 * (rank % 3)), unit=unit)
+            Local(rank=rank, what=measurement, value=value * (1 + 0.002 * (rank % 3)), unit=unit)
             for rank in range(ranks)
-            for what, value, unit in (("gemm_bf16", 760.0, "TFLOPS"), ("hbm_copy", 2850.0, "GB/s"))
+            for measurement, value, unit in (("gemm_bf16", 760.0, "TFLOPS"), ("hbm_copy", 2850.0, "GB/s"))
         ),
         repeated=tuple(
-            Repeated(rank=rank, whole=whole, times=50, differing=0, digest=f"{'whole' if whole else rank}")
+            Repeated(
+                rank=rank,
+                whole=whole_node,
+                times=50,
+                differing=0,
+                digest=f"{'whole' if whole_node else rank}",
+            )
             for rank in range(ranks)
-            for whole in (False, True)
+            for whole_node in (False, True)
         ),
         collectives=(
             *(collective(op, 1024, 70e-6, ranks, nodes) for op in OPS),
@@ -175,7 +181,7 @@ def healthy_gpu(rank: int, gpus: int, when: Any) -> GpuHealth:
 
 
 def collective(op: str, size: int, seconds: float, ranks: int, nodes: int, **changes: Any) -> Collective:
-    made = Collective(
+    entry = Collective(
         op=op,
         dtype="fp32",
         bytes=0 if op == "barrier" else size,
@@ -187,7 +193,7 @@ def collective(op: str, size: int, seconds: float, ranks: int, nodes: int, **cha
         correct=True,
         iterations=20,
     )
-    return dataclasses.replace(made, **changes)
+    return dataclasses.replace(entry, **changes)
 
 
 def mesh(
@@ -211,7 +217,7 @@ def mesh(
 def opened(
     nodes: int, blocked: Mapping[tuple[int, int], Collection[int]] | None = None
 ) -> tuple[OpenPorts, ...]:
-    """What the two nodes that follow each have tried of its ports, some of which are blocked on some ways."""
+    """Ports that each node found open on the next two nodes; ``blocked`` on some paths."""
     tried = tuple(range(33_650, 61_000, 1_764))
     return tuple(
         OpenPorts(
@@ -230,7 +236,7 @@ def opened(
 
 
 def with_pairs(run: Measurements, cluster: Cluster, *, again: bool = True) -> Measurements:
-    """That run on that cluster's network, with the second pass."""
+    """Return the run with the pair measurements of that cluster, including the second pass."""
     from checklist.analysis.diagnosis import PASSES, diagnose
 
     pairs = cluster.first_pass()
@@ -241,7 +247,7 @@ def with_pairs(run: Measurements, cluster: Cluster, *, again: bool = True) -> Me
 
 
 def spoil(run: Measurements, rank: int, **changes: Any) -> Measurements:
-    """That run with one rank's facts changed."""
+    """Return the run with the facts of one rank changed."""
     reported = tuple(
         dataclasses.replace(fact, **changes) if fact.rank == rank else fact for fact in run.facts
     )
@@ -249,12 +255,12 @@ def spoil(run: Measurements, rank: int, **changes: Any) -> Measurements:
 
 
 def all_with(run: Measurements, **changes: Any) -> Measurements:
-    """That run with the facts of all ranks changed."""
+    """Return the run with the facts of all ranks changed."""
     return dataclasses.replace(run, facts=tuple(dataclasses.replace(fact, **changes) for fact in run.facts))
 
 
 def with_states(run: Measurements, ranks: Collection[int], when: str, **changes: Any) -> Measurements:
-    """That run with what some GPUs report at that time changed."""
+    """Return the run with the health reports of some GPUs at that time changed."""
     health = tuple(
         dataclasses.replace(state, **changes) if state.rank in ranks and state.when == when else state
         for state in run.health
@@ -263,18 +269,18 @@ def with_states(run: Measurements, ranks: Collection[int], when: str, **changes:
 
 
 def with_health(run: Measurements, rank: int, **changes: Any) -> Measurements:
-    """That run with 18 NVLinks and 16 lanes for every GPU, but for what one says after the load."""
+    """Return the run with 18 NVLinks and 16 PCIe lanes per GPU, except for one GPU after the load."""
     usual = tuple(dataclasses.replace(state, nvlinks_active=18, pcie_width=16) for state in run.health)
     return with_states(dataclasses.replace(run, health=usual), (rank,), "after", **changes)
 
 
 def with_share(
-    run: Measurements, share: float, ranks: Collection[int] | None = None, what: str | None = None
+    run: Measurements, share: float, ranks: Collection[int] | None = None, measurement: str | None = None
 ) -> Measurements:
-    """That run with the figures of some ranks (None: all) and of one kind at a share of what they were."""
+    """Return the run with measurements of one kind scaled by a share, for some ranks or all (None)."""
     figures = tuple(
         dataclasses.replace(local, value=(local.value or 0.0) * share)
-        if (ranks is None or local.rank in ranks) and what in (None, local.what)
+        if (ranks is None or local.rank in ranks) and measurement in (None, local.what)
         else local
         for local in run.locals
     )
@@ -282,7 +288,7 @@ def with_share(
 
 
 def past_of(result: Result, runs: int = 3, **changes: Any) -> list[Record]:
-    """The records of a result, as if it had been made several times."""
+    """Return the records of a result as if it had been repeated."""
     return [
         dataclasses.replace(record, unix=record.unix + number, **changes)
         for record in result.records
@@ -290,9 +296,9 @@ def past_of(result: Result, runs: int = 3, **changes: Any) -> list[Record]:
     ]
 
 
-def codes(run: Measurements, **known: Any) -> dict[str, str]:
-    """The findings of a run: code to verdict."""
-    return {finding.code: finding.verdict for finding in judge(run, **known).findings}
+def codes(run: Measurements, **changes: Any) -> dict[str, str]:
+    """Return the findings of a run: code to verdict."""
+    return {finding.code: finding.verdict for finding in judge(run, **changes).findings}
 
 
 def slow_world(factor: float, gpus: int = 8) -> Measurements:
@@ -303,5 +309,5 @@ def slow_world(factor: float, gpus: int = 8) -> Measurements:
 
 
 def verdict_of(result: Result, check: str) -> str:
-    found = result.check(check)
-    return "skipped" if found is None else found.verdict
+    check_result = result.check(check)
+    return "skipped" if check_result is None else check_result.verdict

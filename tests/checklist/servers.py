@@ -1,4 +1,4 @@
-"""Real servers on this machine that outputs go to: a webhook, and a Kubernetes API with nodes."""
+"""Local servers that receive outputs: a webhook, and a Kubernetes API with nodes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OTHERS_TAINT = {"key": "nvidia.com/gpu", "value": "true", "effect": "NoSchedule"
 
 
 class Api:
-    """An API server of nodes that takes patches as Kubernetes does: merged, with a version to agree on."""
+    """An API server of nodes that merges patches and checks the resource version like Kubernetes."""
 
     def __init__(self, count: int) -> None:
         self.nodes: dict[str, dict[str, Any]] = {}
@@ -50,8 +50,8 @@ class Api:
             self.writers[name] -= 1
             node["metadata"]["resourceVersion"] = str(int(node["metadata"]["resourceVersion"]) + 1)
             node["metadata"]["annotations"]["seen"] = str(self.writers[name])
-        asked = body["metadata"].pop("resourceVersion", None)
-        if asked is not None and asked != node["metadata"]["resourceVersion"]:
+        version = body["metadata"].pop("resourceVersion", None)
+        if version is not None and version != node["metadata"]["resourceVersion"]:
             return 409, {"message": "conflict"}
         self.patches.append((name, kind))
         _merge(node, body)
@@ -66,7 +66,7 @@ class Api:
 
 
 def _merge(old: dict[str, Any], new: dict[str, Any]) -> None:
-    """RFC 7386, which is what a strategic merge does to the fields used here too."""
+    """Merge as in RFC 7386, which equals a strategic merge for the fields used here."""
     for key, value in new.items():
         if value is None:
             old.pop(key, None)
@@ -102,10 +102,10 @@ def nodes_api(served: Api) -> Iterator[str]:
 
         def do_POST(self) -> None:
             assert self.path == "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
-            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            verb = asked["spec"]["resourceAttributes"]["verb"]
+            content = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            verb = content["spec"]["resourceAttributes"]["verb"]
             refused = {"list": "GET", "patch": "PATCH"}[verb] in served.refuse
-            self._answer(201, {**asked, "status": {"allowed": not refused}})
+            self._answer(201, {**content, "status": {"allowed": not refused}})
 
         def do_PATCH(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -122,7 +122,7 @@ def nodes_api(served: Api) -> Iterator[str]:
 
 
 def kubeconfig(home: Path, url: str) -> Path:
-    """A kubeconfig whose only context, "c", is that server."""
+    """Write a kubeconfig whose only context, "c", is that server."""
     file = home / "kubeconfig"
     named = {"name": "c", "context": {"cluster": "c", "user": "u"}}
     values = {
@@ -138,7 +138,7 @@ def kubeconfig(home: Path, url: str) -> Path:
 
 @contextmanager
 def busy_hook(*answers: tuple[int, Callable[[], str | None]]) -> Iterator[tuple[str, list[float]]]:
-    """A webhook that gives those answers in turn with their Retry-After, the last for ever."""
+    """Serve a webhook with these responses and their Retry-After in turn; the last one repeats."""
     called: list[float] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -162,7 +162,7 @@ def busy_hook(*answers: tuple[int, Callable[[], str | None]]) -> Iterator[tuple[
 
 @contextmanager
 def hook(status: int = 200, delay_s: float = 0, drip: bool = False) -> Iterator[tuple[str, list[Any]]]:
-    """A webhook's address, and the messages that it got."""
+    """Serve a webhook; yields its address and the messages received."""
     received: list[Any] = []
 
     class Handler(BaseHTTPRequestHandler):

@@ -1,4 +1,4 @@
-"""The result of a large run: as small as it must be, with all that was found."""
+"""The condensed result of a large run keeps all findings."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RUN = dataclasses.replace(HEALTHY, locals=SLOW, probes=mesh(NODES, cut=((3, 9), 
 RESULT = judge(RUN)
 
 
-def test_all_that_was_found_is_kept_and_counts_as_before() -> None:
+def test_a_condensed_run_keeps_all_findings() -> None:
     gemm = RESULT.check("gemm")
     assert {figure.rank for figure in gemm.figures if figure.verdict == "FAIL"} == set(range(200))
     assert len([figure for figure in gemm.figures if figure.verdict == "PASS"]) == 1, "the highest"
@@ -37,7 +37,7 @@ def test_all_that_was_found_is_kept_and_counts_as_before() -> None:
     assert {(p.src, p.dst) for p in RESULT.measurements.probes if not p.connected} == {(3, 9), (9, 3)}
 
 
-def test_what_is_the_same_or_was_well_is_left_out_and_a_note_says_so() -> None:
+def test_a_condensed_run_omits_repeated_and_healthy_measurements_with_a_note() -> None:
     run = RESULT.measurements
     assert len(run.probes) < len(RUN.probes) / 10
     assert {state.when for state in run.health} == {"after"}
@@ -47,20 +47,20 @@ def test_what_is_the_same_or_was_well_is_left_out_and_a_note_says_so() -> None:
     assert ["connections" in RESULT.notes[0], "ranks' figures" in RESULT.notes[1]] == [True, True]
 
 
-def test_every_rank_is_still_shown_and_known_by_its_node_and_gpu() -> None:
+def test_a_condensed_run_lists_every_rank_with_its_node_and_gpu() -> None:
     assert len(by_rank(RESULT)[1]) == NODES * 8
-    kept = past_runs.run_of(RESULT)
-    assert kept.gpus["host-129"] == tuple(f"GPU-129-{index}" for index in range(8))
-    (parts,) = (record.parts for record in kept.records if record.op == "hbm_copy")
+    stored_run = past_runs.run_of(RESULT)
+    assert stored_run.gpus["host-129"] == tuple(f"GPU-129-{index}" for index in range(8))
+    (parts,) = (record.parts for record in stored_run.records if record.op == "hbm_copy")
     assert len(parts) == NODES * 8
 
 
-def test_it_is_read_back_as_it_was() -> None:
+def test_a_condensed_run_is_read_back_unchanged() -> None:
     text = result.to_json(RESULT)
     assert result.from_json(text) == RESULT
     assert len(text) < 3_000_000
 
 
-def test_a_small_run_is_kept_whole() -> None:
+def test_a_small_run_is_not_condensed() -> None:
     run = gpu_run(2)
     assert judge(run).measurements == condensed_run(run) == run

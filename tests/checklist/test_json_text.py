@@ -1,4 +1,4 @@
-"""Records as JSON text: a line for each simple record, nothing that is the default."""
+"""Records as JSON text: one line per flat record, without default values."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ RUN = Measurements(
 )
 
 
-def test_it_is_the_same_when_it_is_read() -> None:
+def test_measurements_are_read_back_unchanged() -> None:
     assert record(Measurements, json.loads(json_text.text(RUN))) == RUN
 
 
-def test_each_simple_record_is_a_line_and_tells_no_default() -> None:
+def test_each_flat_record_is_one_line_without_default_values() -> None:
     lines = json_text.text(RUN).splitlines()
     assert '  {"rank": 0, "what": "gemm_fp32", "value": 0.2, "unit": "TFLOPS"},' in lines
     assert '  {"name": "node", "status": "done"}' in lines

@@ -42,12 +42,12 @@ _LAUNCHER = (
 )
 
 
-def environment(**more: str) -> dict[str, str]:
-    kept = {key: value for key, value in os.environ.items() if key not in _LAUNCHER}
-    return {**kept, "PYTHONPATH": str(ROOT), "AWS_EC2_METADATA_DISABLED": "true", **more}
+def environment(**variables: str) -> dict[str, str]:
+    inherited = {key: value for key, value in os.environ.items() if key not in _LAUNCHER}
+    return {**inherited, "PYTHONPATH": str(ROOT), "AWS_EC2_METADATA_DISABLED": "true", **variables}
 
 
-def checklist(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
+def checklist(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "checklist", *arguments],
         capture_output=True,
@@ -55,23 +55,23 @@ def checklist(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
         timeout=300,
         check=False,
         cwd=ROOT,
-        env=environment(**more),
+        env=environment(**variables),
     )
 
 
 def of_this_run(marker: str) -> list[int]:
-    """Living processes that have the marker in their environment."""
-    found = []
+    """Return living processes with the marker in their environment."""
+    lines_of_run = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
                 if f"CHECKLIST_JOB={marker}".encode() not in (entry / "environ").read_bytes():
                     continue
                 if (entry / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX":
-                    found.append(int(entry.name))
+                    lines_of_run.append(int(entry.name))
             except OSError:
                 continue
-    return found
+    return lines_of_run
 
 
 @pytest.mark.slow
@@ -87,7 +87,7 @@ def test_without_options_two_local_nodes_are_measured_and_a_verdict_is_printed(t
 
 
 @pytest.mark.slow
-def test_under_torchrun_each_process_takes_part_in_one_job_and_one_of_them_publishes(tmp_path: Path) -> None:
+def test_under_torchrun_all_processes_join_one_job_and_one_publishes(tmp_path: Path) -> None:
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "checklist"]
     history = tmp_path / "history.jsonl"
     options = ["--only", "ranks,correctness", "--device", "cpu", "--json", str(tmp_path / "out.json")]
@@ -112,7 +112,7 @@ def test_under_torchrun_each_process_takes_part_in_one_job_and_one_of_them_publi
 
 
 @pytest.mark.slow
-def test_every_rank_ends_with_the_status_of_rank_0_who_alone_knows_the_past(tmp_path: Path) -> None:
+def test_every_rank_exits_with_the_status_of_rank_0_which_alone_reads_the_history(tmp_path: Path) -> None:
     history = tmp_path / "history.jsonl"
     broken = collective("all_reduce", 1024, 1.0, 16, 2, error="it broke")
     past_runs.append(judge(gpu_run(collectives=(broken,))), history)  # of no node, so that it concerns any
@@ -131,17 +131,17 @@ def test_every_rank_ends_with_the_status_of_rank_0_who_alone_knows_the_past(tmp_
         for rank in (0, 1)
     ]
     try:
-        said = [rank.communicate(timeout=300)[0] for rank in ranks]
+        output = [rank.communicate(timeout=300)[0] for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
-    assert [rank.returncode for rank in ranks] == [1, 1], said
-    assert "Still open from an earlier run" in said[0]
-    assert said[1] == ""
+    assert [rank.returncode for rank in ranks] == [1, 1], output
+    assert "Still open from an earlier run" in output[0]
+    assert output[1] == ""
 
 
 @pytest.mark.slow
-def test_no_option_of_ours_is_the_beginning_of_one_of_torchruns() -> None:
+def test_no_option_is_a_prefix_of_a_torchrun_option() -> None:
     from torch.distributed.run import get_args_parser
 
     theirs = [name for action in get_args_parser()._actions for name in action.option_strings]
@@ -151,7 +151,7 @@ def test_no_option_of_ours_is_the_beginning_of_one_of_torchruns() -> None:
 
 
 @pytest.mark.slow
-def test_a_node_that_an_earlier_run_has_blamed_is_tainted_when_that_is_asked_for(tmp_path: Path) -> None:
+def test_a_node_with_an_open_failure_of_an_earlier_run_is_tainted_on_request(tmp_path: Path) -> None:
     history = tmp_path / "history.jsonl"
     share = {2: 0.25}
     past_runs.append(
@@ -170,14 +170,14 @@ def test_a_node_that_an_earlier_run_has_blamed_is_tainted_when_that_is_asked_for
     assert api.marked() == ["host-2"]
 
 
-def test_a_result_that_can_not_be_written_after_all_is_put_elsewhere(
+def test_a_result_that_cannot_be_written_is_saved_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     _write_result(judge(gpu_run()), tmp_path / "gone" / "out.json")
-    said = capsys.readouterr().err
-    assert "out.json: No such file or directory. It is in " in said
-    assert read(Path(said.split(" It is in ")[1].split(" instead")[0])).verdict == "PASS"
+    output = capsys.readouterr().err
+    assert "out.json: No such file or directory. It is in " in output
+    assert read(Path(output.split(" It is in ")[1].split(" instead")[0])).verdict == "PASS"
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_a_result_that_can_not_be_written_after_all_is_put_elsewhere(
     ],
     ids=lambda value: "" if isinstance(value, str) else " ".join(value),
 )
-def test_what_cannot_be_run_is_told_in_a_line_and_ends_with_status_2(
+def test_impossible_options_are_refused_in_one_line_with_exit_status_2(
     monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], line: str
 ) -> None:
     for name in _LAUNCHER:
@@ -211,7 +211,7 @@ def test_what_cannot_be_run_is_told_in_a_line_and_ends_with_status_2(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_when_the_run_is_killed_no_process_is_left(tmp_path: Path, how: signal.Signals) -> None:
+def test_no_process_remains_after_a_run_is_killed(tmp_path: Path, how: signal.Signals) -> None:
     marker = f"{how.name}-{os.getpid()}-{tmp_path.name}"
     # A shell's background jobs ignore a Ctrl-C, and so would this if pytest were one
     command = ["env", "--default-signal=INT", sys.executable, "-m", "checklist", "--keep", str(tmp_path)]
@@ -228,9 +228,9 @@ def test_when_the_run_is_killed_no_process_is_left(tmp_path: Path, how: signal.S
         time.sleep(0.05)
     assert len(of_this_run(marker)) == 4
     process.send_signal(how)
-    _, said = process.communicate(timeout=120)
+    _, output = process.communicate(timeout=120)
     if how == signal.SIGINT:
-        assert (process.returncode, said) == (130, "Ended by Ctrl-C, without a verdict.\n")
+        assert (process.returncode, output) == (130, "Ended by Ctrl-C, without a verdict.\n")
 
     deadline = time.monotonic() + 60
     while of_this_run(marker) and time.monotonic() < deadline:
@@ -238,7 +238,7 @@ def test_when_the_run_is_killed_no_process_is_left(tmp_path: Path, how: signal.S
     assert of_this_run(marker) == []
 
 
-def test_a_rank_whose_rank_0_is_not_there_gives_up_with_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_without_rank_0_ends_and_names_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
     launcher = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "no-such-host", "MASTER_PORT": "29500"}
     monkeypatch.setattr("checklist.run.supervisor.limits_of", lambda _: Limits(rendezvous=0.5))
     done = CliRunner().invoke(app, [], env=launcher)

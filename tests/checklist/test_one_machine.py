@@ -1,4 +1,4 @@
-"""A run on one machine says what it is a PASS of, and what to run next."""
+"""A run on one machine states the limits of its PASS and the next command."""
 
 from __future__ import annotations
 
@@ -10,36 +10,39 @@ from checklist.verdict import judge
 from tests.checklist.runs import all_with, cpu_run, gpu_run
 
 
-def test_processes_of_one_machine_say_that_speed_is_not_judged() -> None:
+def test_a_run_on_one_machine_states_that_speed_is_not_judged() -> None:
     result = judge(cpu_run(2, local=True))
     assert (result.verdict, result.exit_code) == ("PASS", 0)
     assert result.headline == "Software works; speed not judged: all nodes are on this one machine."
 
 
-def test_one_node_says_which_speeds_of_its_gpus_are_judged() -> None:
+def test_a_run_on_one_node_states_which_gpu_speeds_are_judged() -> None:
     assert judge(gpu_run(1, 4, probes=(), pairs=())).headline == (
         "Software works; gemm, hbm, bandwidth as fast as expected; network not judged: there is one node."
     )
-    few = all_with(gpu_run(1, 2, probes=(), pairs=()), gpu_names=("a GPU",) * 2)
-    assert judge(few, thresholds=Table(())).headline == "Software works; speed not judged: there is one node."
+    bare_run = all_with(gpu_run(1, 2, probes=(), pairs=()), gpu_names=("a GPU",) * 2)
+    assert (
+        judge(bare_run, thresholds=Table(())).headline
+        == "Software works; speed not judged: there is one node."
+    )
 
 
-def test_several_machines_and_a_run_without_collectives_say_no_such_thing() -> None:
+def test_runs_on_several_machines_or_without_collectives_print_no_note_about_speed() -> None:
     assert "Software works" not in judge(gpu_run(2)).headline
     assert judge(gpu_run(2)).next_commands == ()
     local = cpu_run(2, local=True)
     assert judge(local, checks=select(only=["mesh", "ranks"])).headline == "3 checks passed."
 
 
-def test_the_next_commands_are_ones_that_there_are_and_ask_for_the_same_gpus() -> None:
+def test_suggested_commands_are_valid_and_use_the_same_gpus() -> None:
     from checklist.options import CommandOptions, Options, flags
 
     by_launcher, as_flow = judge(gpu_run(1, 4, probes=(), pairs=())).next_commands
-    words = shlex.split(by_launcher)
-    assert words[:5] == ["torchrun", "--nnodes", "2", "--nproc-per-node", "4"]
-    assert set(words[words.index("checklist") + 1 :]) <= {f"--{name}" for name in flags(CommandOptions)} | {
-        "standard"
-    }
+    arguments = shlex.split(by_launcher)
+    assert arguments[:5] == ["torchrun", "--nnodes", "2", "--nproc-per-node", "4"]
+    assert set(arguments[arguments.index("checklist") + 1 :]) <= {
+        f"--{name}" for name in flags(CommandOptions)
+    } | {"standard"}
     assert "--nodes 2 --gpus-per-node 4 --profile standard" in as_flow
     assert {"nodes", "gpus_per_node", "profile"} <= set(flags(Options))
     assert "--gpus-per-node" not in judge(cpu_run(2, local=True)).next_commands[1]

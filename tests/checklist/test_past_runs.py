@@ -1,4 +1,4 @@
-"""What earlier runs leave: kept whole, read back, and a failure stays open until a later pass clears it."""
+"""History of earlier runs: stored, read back, and failures stay open until a later pass clears them."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def healthy(nodes: int = 8, at: float = 1_000.0, **changes: Any) -> Result:
     return judge(gpu_run(nodes, started_unix=at, **changes))
 
 
-def slow(*names: int, at: float = 1_000.0, **known: Any) -> Result:
+def slow(*names: int, at: float = 1_000.0, **changes: Any) -> Result:
     share = dict.fromkeys(names, 0.25)
     run = gpu_run(8, started_unix=at)
-    return judge(with_pairs(run, Cluster(nodes=8, speed=45, transmit=share, receive=share)), **known)
+    return judge(with_pairs(run, Cluster(nodes=8, speed=45, transmit=share, receive=share)), **changes)
 
 
 def open_nodes(*runs: Result) -> list[tuple[str, ...]]:
@@ -41,7 +41,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return tmp_path / "history"
 
 
-def test_a_run_is_judged_by_the_figures_of_the_runs_before_it(place: Path) -> None:
+def test_a_run_is_judged_by_the_measurements_of_earlier_runs(place: Path) -> None:
     past_runs.check_writable(place)
     for day in range(4):
         past_runs.append(healthy(at=1_000.0 + day), place)
@@ -62,20 +62,20 @@ def test_a_run_is_judged_by_the_figures_of_the_runs_before_it(place: Path) -> No
     assert any(figure.basis == "history" for figure in check.figures)
 
 
-def test_runs_at_a_time_that_know_nothing_of_each_other_lose_no_failure() -> None:
+def test_concurrent_runs_lose_no_open_failure() -> None:
     assert open_nodes(slow(2, at=1_000.0), slow(5, at=1_001.0)) == [("host-2",), ("host-5",)]
 
 
-def test_a_failure_that_is_found_every_night_is_one_since_its_first_night() -> None:
+def test_a_failure_repeated_every_night_is_one_failure_since_its_first_night() -> None:
     runs: list[PastRun] = []
     for night in range(5):
-        known = past_runs.fold(runs).open_failures
-        runs.append(run_of(slow(2, at=1_000.0 + night, open_failures=known)))
+        open_failures = past_runs.fold(runs).open_failures
+        runs.append(run_of(slow(2, at=1_000.0 + night, open_failures=open_failures)))
     (item,) = past_runs.fold(runs).open_failures
     assert item.since_unix == 1_060.0
 
 
-def test_the_first_run_that_is_looked_at_hands_on_what_was_open_before_it(
+def test_open_failures_before_the_oldest_read_run_are_carried_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(past_runs, "MAX_RUNS", 1)
@@ -84,14 +84,14 @@ def test_the_first_run_that_is_looked_at_hands_on_what_was_open_before_it(
     assert open_nodes(first, second) == [("host-2",)]
 
 
-def test_a_run_that_lies_there_twice_counts_once(tmp_path: Path) -> None:
-    made = healthy()
-    past_runs.append(made, tmp_path)
-    result.write(made, tmp_path / "copy.json")
-    assert len(past_runs.read(tmp_path).records) == len(made.records)
+def test_a_run_stored_twice_counts_once(tmp_path: Path) -> None:
+    result_made = healthy()
+    past_runs.append(result_made, tmp_path)
+    result.write(result_made, tmp_path / "copy.json")
+    assert len(past_runs.read(tmp_path).records) == len(result_made.records)
 
 
-def test_runs_of_another_schema_version_are_one_line_and_are_left_as_they_are(place: Path) -> None:
+def test_runs_of_another_schema_version_are_reported_in_one_line_and_left_unchanged(place: Path) -> None:
     for at in (1_000.0, 2_000.0):
         past_runs.append(healthy(at=at), place)
     for file in [place] if place.is_file() else sorted(place.iterdir()):
@@ -101,31 +101,33 @@ def test_runs_of_another_schema_version_are_one_line_and_are_left_as_they_are(pl
 
     past_runs.check_writable(place)
     past_runs.append(healthy(at=3_000.0), place)
-    found = past_runs.read(place)
+    history = past_runs.read(place)
 
-    (line,) = found.problems
+    (line,) = history.problems
     assert line.startswith(f"2 earlier runs of {place} cannot be used, and may contain an open failure.")
     ours = past_runs.SCHEMA_VERSION if place.is_file() else result.SCHEMA_VERSION  # a line, or a whole result
     assert f"has schema version 7; this program reads {ours}." in line
-    assert {item.unix for item in found.records} == {3_060.0}
+    assert {item.unix for item in history.records} == {3_060.0}
     assert len(place.read_text().splitlines() if place.is_file() else list(place.iterdir())) == 3
 
 
-def test_a_line_of_a_killed_writer_is_told_and_the_next_run_begins_a_new_one(tmp_path: Path) -> None:
+def test_an_incomplete_line_of_a_killed_writer_is_reported_and_the_next_run_starts_a_new_line(
+    tmp_path: Path,
+) -> None:
     place = tmp_path / "history.jsonl"
     past_runs.append(healthy(), place)
     place.write_text(place.read_text() + '{"version": 1, "finished_un')
     past_runs.check_writable(place)
     past_runs.append(healthy(at=2_000.0), place)
-    found = past_runs.read(place)
-    assert {item.unix for item in found.records} == {1_060.0, 2_060.0}
-    assert [line.partition(". ")[2] for line in found.problems] == [
+    history = past_runs.read(place)
+    assert {item.unix for item in history.records} == {1_060.0, 2_060.0}
+    assert [line.partition(". ")[2] for line in history.problems] == [
         "It is not JSON: its writer was killed, or it was edited."
     ]
 
 
 @pytest.mark.parametrize("text", ["# Notes\n", "{\n}\n", "[1]\n"])
-def test_a_file_that_is_no_history_is_refused_and_not_touched(tmp_path: Path, text: str) -> None:
+def test_a_file_that_is_not_a_history_is_refused_and_left_unchanged(tmp_path: Path, text: str) -> None:
     place = tmp_path / "notes"
     place.write_text(text)
     with pytest.raises(UserError, match="is no history of the checklist"):
@@ -133,7 +135,7 @@ def test_a_file_that_is_no_history_is_refused_and_not_touched(tmp_path: Path, te
     assert place.read_text() == text
 
 
-def test_a_place_that_can_not_be_written_is_refused() -> None:
+def test_an_unwritable_history_path_is_refused() -> None:
     with pytest.raises(UserError, match=r"--history /nowhere/a\.jsonl cannot be written"):
         past_runs.check_writable(Path("/nowhere/a.jsonl"))
     with pytest.raises(UserError, match="This run cannot be added to /dev/full: No space left"):
@@ -146,7 +148,7 @@ def _add(place: str, first: int) -> None:
 
 
 @pytest.mark.slow
-def test_runs_that_end_at_a_time_are_all_kept(tmp_path: Path) -> None:
+def test_runs_that_end_at_the_same_time_are_all_stored(tmp_path: Path) -> None:
     place = tmp_path / "history.jsonl"
     context = multiprocessing.get_context("spawn")
     writers = [context.Process(target=_add, args=(str(place), n * 100)) for n in range(3)]
@@ -154,6 +156,6 @@ def test_runs_that_end_at_a_time_are_all_kept(tmp_path: Path) -> None:
         writer.start()
     for writer in writers:
         writer.join(60)
-    found = past_runs.read(place)
-    assert found.problems == ()
-    assert len({item.unix for item in found.records}) == 15
+    history = past_runs.read(place)
+    assert history.problems == ()
+    assert len({item.unix for item in history.records}) == 15

@@ -1,4 +1,4 @@
-"""A kept result as what settings should be."""
+"""A stored result as the reference for settings."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from tests.checklist.runs import SETTINGS, all_with, gpu_run, spoil
 OTHER = {**SETTINGS, "CPU governor": "powersave"}
 
 
-def kept(folder: Path, nodes: int = 4, odd: int = 0) -> Path:
-    """A result in which one node is set up otherwise."""
+def write_result(folder: Path, nodes: int = 4, odd: int = 0) -> Path:
+    """Write a result in which one node has different settings."""
     file = folder / "result.json"
     result.write(judge(spoil(gpu_run(nodes), 8 * odd, settings=OTHER)), file)
     return file
 
 
-def test_a_result_is_what_most_of_its_nodes_have_or_what_the_named_one_has(tmp_path: Path) -> None:
-    file = kept(tmp_path)
+def test_a_reference_has_the_settings_of_most_nodes_or_of_the_named_node(tmp_path: Path) -> None:
+    file = write_result(tmp_path)
     assert reference.read(file)["p5.48xlarge"]["CPU governor"] == "performance"
     assert reference.read(file, "host-0")["p5.48xlarge"]["CPU governor"] == "powersave"
 
 
-def test_the_result_of_a_large_run_says_the_same_in_less(tmp_path: Path) -> None:
-    file = kept(tmp_path, nodes=130, odd=3)
+def test_the_condensed_result_of_a_large_run_gives_the_same_reference(tmp_path: Path) -> None:
+    file = write_result(tmp_path, nodes=130, odd=3)
     reported = [fact for fact in result.read(file).measurements.facts if len(fact.settings) > 1]
     assert [fact.node for fact in reported] == [0, 3]
     assert reference.read(file)["p5.48xlarge"] == {
@@ -38,13 +38,13 @@ def test_the_result_of_a_large_run_says_the_same_in_less(tmp_path: Path) -> None
     assert reference.read(file, "host-99")["p5.48xlarge"]["CPU governor"] == "performance"
 
 
-def test_what_two_nodes_have_otherwise_is_nobody_s_reference(tmp_path: Path) -> None:
-    assert "CPU governor" not in reference.read(kept(tmp_path, nodes=2))["p5.48xlarge"]
+def test_a_setting_that_differs_between_two_nodes_is_not_in_the_reference(tmp_path: Path) -> None:
+    assert "CPU governor" not in reference.read(write_result(tmp_path, nodes=2))["p5.48xlarge"]
 
 
-def test_what_is_no_reference_is_said_in_a_line(tmp_path: Path) -> None:
+def test_an_unusable_reference_is_reported_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"has no settings of host-9\.") as error:
-        reference.read(kept(tmp_path), "host-9")
+        reference.read(write_result(tmp_path), "host-9")
     assert error.value.advice == "It has those of host-0, host-1, host-2, host-3."
     with pytest.raises(UserError, match="cannot be read: No such file"):
         reference.read(tmp_path / "missing.json")
@@ -54,7 +54,7 @@ def test_what_is_no_reference_is_said_in_a_line(tmp_path: Path) -> None:
         reference.read(old)
 
 
-def test_a_node_that_is_not_in_the_run_is_refused_with_those_that_are() -> None:
+def test_an_unknown_reference_node_is_refused_with_the_nodes_of_the_run() -> None:
     with pytest.raises(UserError, match="no node 'h9' among those of this run, host-0, host-1") as error:
         reference.check_node("h9", gpu_run(2).facts)
     assert error.value.advice == "Give --reference-node one of them."
@@ -62,7 +62,7 @@ def test_a_node_that_is_not_in_the_run_is_refused_with_those_that_are() -> None:
     reference.check_node(None, gpu_run(2).facts)
 
 
-def test_nodes_are_not_asked_for_a_reference_that_is_of_another_run() -> None:
-    asked = Options(reference_settings="result.json", reference_node="h1")
-    assert asked.of_nodes() == Options()
+def test_a_reference_from_another_run_needs_no_node_of_this_run() -> None:
+    options_of_reference = Options(reference_settings="result.json", reference_node="h1")
+    assert options_of_reference.of_nodes() == Options()
     assert Options(reference_node="h1").of_nodes().reference_node == "h1"

@@ -1,4 +1,4 @@
-"""result.json: versioned, both ways, and as its schema says."""
+"""result.json: versioned, read back without loss, and valid by its schema."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ def results() -> dict[str, result.Result]:
     }
 
 
-def test_results_go_through_json_without_loss_and_fit_the_schema() -> None:
+def test_results_survive_json_and_match_the_schema() -> None:
     schema = json.loads(result.SCHEMA_FILE.read_text())
     jsonschema.Draft202012Validator.check_schema(schema)
     validator = jsonschema.Draft202012Validator(schema)
-    for name, made in results().items():
-        text = result.to_json(made)
-        assert result.from_json(text) == made, name
+    for name, result_made in results().items():
+        text = result.to_json(result_made)
+        assert result.from_json(text) == result_made, name
         validator.validate(json.loads(text))
 
 
-def test_the_schema_that_ships_is_the_one_of_the_classes() -> None:
+def test_the_shipped_schema_matches_the_classes() -> None:
     assert result.SCHEMA_FILE.read_text() == result.schema_text(), "run python -m checklist.result"
 
 
@@ -60,7 +60,7 @@ def test_the_schema_that_ships_is_the_one_of_the_classes() -> None:
         {"checks": [{"check": "mesh"}]},
     ],
 )
-def test_the_schema_refuses_what_is_no_result(change: dict[str, Any]) -> None:
+def test_the_schema_rejects_invalid_results(change: dict[str, Any]) -> None:
     values = json.loads(result.to_json(judge(gpu_run()))) | change
     schema = json.loads(result.SCHEMA_FILE.read_text())
     with pytest.raises(jsonschema.ValidationError):
@@ -69,7 +69,7 @@ def test_the_schema_refuses_what_is_no_result(change: dict[str, Any]) -> None:
         result.from_json(json.dumps(values))
 
 
-def test_another_version_is_refused_in_words() -> None:
+def test_a_result_of_another_version_is_refused() -> None:
     values = json.loads(result.to_json(judge(gpu_run()))) | {"version": 99}
     with pytest.raises(UserError, match="has schema version 99; this program reads 2"):
         result.from_json(json.dumps(values))
@@ -77,14 +77,14 @@ def test_another_version_is_refused_in_words() -> None:
         result.from_json("{")
 
 
-def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
-    made = judge(gpu_run())
+def test_a_result_file_is_written_completely_or_not_at_all(tmp_path: Path) -> None:
+    result_made = judge(gpu_run())
     file = tmp_path / "result.json"
-    result.write(made, file)
-    assert result.read(file) == made
+    result.write(result_made, file)
+    assert result.read(file) == result_made
     assert list(tmp_path.iterdir()) == [file]
     with pytest.raises(UserError, match="cannot be written"):
-        result.write(made, tmp_path / "missing" / "result.json")
+        result.write(result_made, tmp_path / "missing" / "result.json")
     with pytest.raises(UserError, match="cannot be read: No such file"):
         result.read(tmp_path / "other.json")
 
@@ -94,16 +94,16 @@ def test_the_exit_status_follows_the_verdict(name: str, code: int) -> None:
     assert results()[name].exit_code == code
 
 
-def test_measurements_go_through_json_without_loss_and_refuse_nonsense() -> None:
+def test_measurements_survive_json_and_invalid_values_are_refused() -> None:
     run = gpu_run()
     text = measurements.to_json(run)
     assert measurements.from_json(text) == run
-    for wrong, said in (
+    for wrong, message in (
         (text.replace('"seconds": 60.0', '"seconds": "long"'), "Measurements.seconds is 'long'"),
         (text.replace('"version": 2', '"version": 3', 1), "have schema version 3; this program reads 2"),
         (text[:-5], "are not JSON"),
     ):
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(UserError, match=message):
             measurements.from_json(wrong)
 
 

@@ -1,4 +1,4 @@
-"""Nodes that are looked at first."""
+"""Suspects of earlier runs that are measured first."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from tests.checklist.run.sessions import Answered
 from tests.checklist.runs import gpu_run, with_pairs
 
 
-def test_each_suspect_is_measured_both_ways_with_nodes_that_are_none() -> None:
+def test_each_suspect_is_measured_in_both_directions_with_healthy_partners() -> None:
     ways = first_pairs({2, 5}, range(8))
     assert len(ways) == 2 * 2 * PARTNERS
     for suspect in (2, 5):
-        others = {b for a, b in ways if a == suspect}
-        assert others == {a for a, b in ways if b == suspect}
-        assert len(others) == PARTNERS
-        assert not others & {2, 5}
+        partners = {b for a, b in ways if a == suspect}
+        assert partners == {a for a, b in ways if b == suspect}
+        assert len(partners) == PARTNERS
+        assert not partners & {2, 5}
     assert first_pairs({0, 1}, range(2)) == ()
     assert len(first_pairs({0}, range(2))) == 2
 
 
-def test_the_result_says_of_each_suspect_what_was_found() -> None:
+def test_the_result_reports_the_outcome_of_each_suspect() -> None:
     share = {3: 0.5}
     result = judge(
         with_pairs(gpu_run(8), Cluster(nodes=8, speed=45, transmit=share, receive=share)),
         suspects=("host-3", "host-4", "gone"),
     )
-    slow, well, gone = result.notes[:3]
+    slow, well, cleared = result.notes[:3]
     assert slow.startswith("host-3, suspected before this run: host-3 is slow")
     assert well == "host-4, suspected before this run, was measured first: nothing is wrong with it."
-    assert gone == "gone, suspected before this run, is not among its nodes."
+    assert cleared == "gone, suspected before this run, is not among its nodes."
     assert result.suspects_measured == ("host-3", "host-4")
 
 
 def test_a_suspect_is_measured_alone_before_all_other_pairs() -> None:
-    def answer(what: str, rank: int, reported: Mapping[str, Any]) -> Any:
-        return 4000 if what == "listen" else {"seconds": [0.1] * 5, "bytes": 10**9, "error": None}
+    def answer(request_name: str, rank: int, reported: Mapping[str, Any]) -> Any:
+        return 4000 if request_name == "listen" else {"seconds": [0.1] * 5, "bytes": 10**9, "error": None}
 
     run = Answered(3, answer, suspects=("host-2",))
     assert pairs(run) is None

@@ -1,4 +1,4 @@
-"""Thirty nights, each judged with what the ones before it have left: what is said each night."""
+"""Thirty nights, each judged with the history of the nights before."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NIGHTS = 30
 def nights_of(
     place: Path, change: Callable[[int], Measurements], count: int = 8, accept: int | None = None
 ) -> list[Result]:
-    """Judge each night's run by a file's history of the nights before, without thresholds."""
+    """Judge the run of each night by the history of the nights before, without thresholds."""
     results = []
     for night in range(count):
         past = past_runs.read(place)
@@ -41,7 +41,7 @@ def nights_of(
 def nights(
     place: Path, share: Callable[[int], float], *, late_clock: bool = False, accept: int | None = None
 ) -> list[Result]:
-    """Thirty nights, with all GPUs at that share of what they had in the first."""
+    """Simulate thirty nights with all GPUs at a share of their first measurement."""
 
     def change(night: int) -> Measurements:
         run = with_share(gpu_run(), share(night))
@@ -57,7 +57,7 @@ def reported(result: Result) -> list[tuple[str, str, tuple[str, ...]]]:
 SIX = gpu_run(6, 1)
 
 
-def test_a_gpu_that_falls_behind_its_own_past_is_named_though_it_is_as_fast_as_its_peers(
+def test_a_gpu_slower_than_its_own_history_is_named_even_if_it_matches_its_peers(
     tmp_path: Path,
 ) -> None:
     def change(night: int) -> Measurements:
@@ -72,7 +72,7 @@ def test_a_gpu_that_falls_behind_its_own_past_is_named_though_it_is_as_fast_as_i
     assert "worse than its own past" in results[5].findings[0].title
 
 
-def test_a_gpu_on_another_level_for_steady_nights_has_that_as_its_baseline(tmp_path: Path) -> None:
+def test_a_gpu_at_a_new_steady_level_gets_it_as_its_baseline(tmp_path: Path) -> None:
     def change(night: int) -> Measurements:
         return with_share(SIX, 1.05 if night < 4 else 1.05 * 0.93, [3])
 
@@ -87,21 +87,21 @@ def test_a_gpu_on_another_level_for_steady_nights_has_that_as_its_baseline(tmp_p
     assert "hbm_copy of host-3 GPU-3-0: 5 steady nights at 2783 GB/s are the new baseline" in reported[8][1]
 
 
-def said(results: list[Result]) -> str:
-    """Of each night, the first letter of what is said of the matrix products."""
+def verdict_letters(results: list[Result]) -> str:
+    """Return the first letter of the verdict on matrix products for each night."""
     return "".join(verdict_of(result, "gemm")[0] for result in results)
 
 
-def test_a_permanent_warning_does_not_keep_figures_from_having_a_history(tmp_path: Path) -> None:
+def test_a_permanent_warning_does_not_prevent_a_history_of_measurements(tmp_path: Path) -> None:
     results = nights(tmp_path / "h.jsonl", lambda night: 1.0 if night < 20 else 0.85, late_clock=True)
     assert {result.verdict for result in results[:20]} == {"WARN"}
-    assert said(results) == "P" * 20 + "F" * 10
+    assert verdict_letters(results) == "P" * 20 + "F" * 10
     assert any("worse than its past" in fault.title for fault in results[20].findings)
 
 
-def test_a_lawful_step_of_seven_percent_warns_and_is_then_the_new_baseline(tmp_path: Path) -> None:
+def test_a_steady_drop_of_seven_percent_warns_and_then_becomes_the_new_baseline(tmp_path: Path) -> None:
     results = nights(tmp_path / "h.jsonl", lambda night: 1.0 if night < 12 else 0.93)
-    assert said(results) == "P" * 12 + "W" * STEADY_NIGHTS + "P" * (18 - STEADY_NIGHTS)
+    assert verdict_letters(results) == "P" * 12 + "W" * STEADY_NIGHTS + "P" * (18 - STEADY_NIGHTS)
     reported = {night: result.notes for night, result in enumerate(results) if result.notes}
     assert list(reported) == [11 + STEADY_NIGHTS]
     assert (
@@ -109,27 +109,27 @@ def test_a_lawful_step_of_seven_percent_warns_and_is_then_the_new_baseline(tmp_p
     )
 
 
-def test_a_drift_of_one_percent_a_night_warns_then_fails_and_is_never_taken_for_normal(
+def test_a_drift_of_one_percent_per_night_warns_then_fails_and_never_becomes_the_baseline(
     tmp_path: Path,
 ) -> None:
     results = nights(tmp_path / "h.jsonl", lambda night: 0.99 ** max(0, night - 9))
-    letters = said(results)
+    letters = verdict_letters(results)
     first_warning, first_failure = letters.index("W"), letters.index("F")
     assert letters == "P" * first_warning + "W" * (first_failure - first_warning) + "F" * (30 - first_failure)
     assert (first_warning, first_failure) == (15, 20), "5 % and 10 % below what it was on night 9"
     assert all(result.notes == () for result in results)
 
 
-def test_a_change_of_fifteen_percent_fails_until_somebody_accepts_it(tmp_path: Path) -> None:
+def test_a_change_of_fifteen_percent_fails_until_it_is_accepted(tmp_path: Path) -> None:
     results = nights(tmp_path / "h.jsonl", lambda night: 1.0 if night < 10 else 0.85, accept=20)
-    assert said(results) == "P" * 10 + "F" * 10 + "P" * 10
+    assert verdict_letters(results) == "P" * 10 + "F" * 10 + "P" * 10
     assert "--accept-baseline" in results[20].notes[0]
     assert all(record.accepted for record in results[20].records)
     assert results[20].open_failures() == ()
 
 
-def test_a_node_whose_network_falls_to_85_percent_of_its_own_past_warns(tmp_path: Path) -> None:
-    """It had a faster card than the others, so beside them it looks as well as they do."""
+def test_a_node_whose_network_drops_to_85_percent_of_its_history_gives_a_warning(tmp_path: Path) -> None:
+    """Its network card was faster than others, so compared with peers it still looks healthy."""
 
     def change(night: int) -> Measurements:
         best = 54 if night < 6 else 54 * 0.85
@@ -141,7 +141,7 @@ def test_a_node_whose_network_falls_to_85_percent_of_its_own_past_warns(tmp_path
     assert "host-2 sends" in results[6].findings[0].title
 
 
-def test_a_pair_that_falls_behind_its_own_past_warns_on_the_third_night(tmp_path: Path) -> None:
+def test_a_pair_slower_than_its_own_history_warns_on_the_third_night(tmp_path: Path) -> None:
     def change(night: int) -> Measurements:
         slow = {(1, 4): 0.7} if night == 3 else {(1, 4): 0.9} if night >= 5 else {}
         fast = Cluster(nodes=6, speed=45, path=lambda a, b: 49 if (a, b) == (1, 4) else 45, links=slow)

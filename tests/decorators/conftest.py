@@ -1,4 +1,4 @@
-"""Runs the small flows beside this file as a user would, each in a folder of its own."""
+"""Runs of the small flows in flows/ as a user starts them, each in its own folder."""
 
 from __future__ import annotations
 
@@ -29,35 +29,37 @@ with open(sys.argv[1], "wb") as file:
 
 @dataclass
 class Home:
-    """A folder with a local datastore of its own."""
+    """A folder with its own local datastore."""
 
     path: Path
     warm: WarmPython | None = None  # runs the flows instead of a new Python
 
-    def environment(self, **more: str) -> dict[str, str]:
-        kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "TMPDIR") if name in os.environ}
-        return kept | {
+    def environment(self, **variables: str) -> dict[str, str]:
+        inherited = {
+            name: os.environ[name] for name in ("PATH", "HOME", "LANG", "TMPDIR") if name in os.environ
+        }
+        return inherited | {
             "METAFLOW_USER": "tester",
             "METAFLOW_DEFAULT_DATASTORE": "local",
             "METAFLOW_DEFAULT_METADATA": "local",
             "METAFLOW_CLIENT_CACHE_PATH": str(self.path / "client-cache"),
             "PYTHONUNBUFFERED": "1",
             "FINETUNE_CALIBRATION": str(self.path / "calibration.jsonl"),
-            **more,
+            **variables,
         }
 
-    def run(self, flow: str, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        return self._run(str(FLOWS / flow), *words, **environment)
+    def run(self, flow: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        return self._run(str(FLOWS / flow), *arguments, **environment)
 
-    def _run(self, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    def _run(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         if self.warm is None:
-            return self.python(*words, **environment)
-        return self.warm.run(words, folder=self.path, environment=self.environment(**environment))
+            return self.python(*arguments, **environment)
+        return self.warm.run(arguments, folder=self.path, environment=self.environment(**environment))
 
-    def python(self, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    def python(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         """Run Python with these arguments in the folder."""
         return subprocess.run(
-            [sys.executable, *words],
+            [sys.executable, *arguments],
             cwd=self.path,
             env=self.environment(**environment),
             capture_output=True,
@@ -66,11 +68,11 @@ class Home:
             check=False,
         )
 
-    def start(self, flow: str, *words: str, **environment: str) -> subprocess.Popen[bytes]:
-        """Start a flow in a process group of its own; its output goes to ``output.txt``."""
+    def start(self, flow: str, *arguments: str, **environment: str) -> subprocess.Popen[bytes]:
+        """Start a flow in its own process group; its output goes to ``output.txt``."""
         with (self.path / "output.txt").open("wb") as output:
             return subprocess.Popen(
-                [sys.executable, str(FLOWS / flow), *words],
+                [sys.executable, str(FLOWS / flow), *arguments],
                 cwd=self.path,
                 env=self.environment(**environment),
                 stdout=output,
@@ -79,7 +81,7 @@ class Home:
             )
 
     def artifacts(self, flow: str, step: str, *names: str) -> dict[str, Any]:
-        """Artifacts of the latest run's step."""
+        """Return artifacts of a step of the latest run."""
         script, file = self.path / "read_artifacts.py", self.path / "artifacts.pickle"
         script.write_text(_READ)
         done = self._run(str(script), str(file), flow, step, *names)
@@ -97,11 +99,11 @@ def home(tmp_path: Path) -> Home:
     return Home(tmp_path)
 
 
-def wait_until(what: Callable[[], Any], seconds: float = 60.0) -> Any:
-    """The first true answer; fails the test when there is none in time."""
+def wait_until(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
+    """Return the first true value of a condition; fails the test after the time limit."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        answer = what()
+        answer = condition()
         if answer:
             return answer
         time.sleep(0.05)

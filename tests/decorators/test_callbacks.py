@@ -1,4 +1,4 @@
-"""Callbacks of other trainers, in short trainings."""
+"""Callbacks for other trainers, in short training runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from decorators.callbacks import for_lightning, for_transformers
 
 
 @pytest.mark.slow
-def test_transformers_trainer_reports_each_logged_step(tmp_path: Path) -> None:
+def test_the_transformers_trainer_reports_each_logged_step(tmp_path: Path) -> None:
     from transformers import Trainer, TrainingArguments
 
     from tests.estimator.test_trainer_arguments import planned

@@ -1,4 +1,4 @@
-"""A step that is planned by the arguments of its decorator."""
+"""A step planned from the arguments of its decorator."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ WORKSTATION = Machine(
 
 @pytest.fixture
 def workstation(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Plan for a machine with two H100, without measurements of earlier runs."""
+    """Plan for a machine with two H100 without measurements of earlier runs."""
     monkeypatch.setattr(local_machine, "detect", lambda: WORKSTATION)
     monkeypatch.setenv("FINETUNE_CALIBRATION", str(tmp_path / "calibration.jsonl"))
 
@@ -68,7 +68,7 @@ def test_processes_on_cpus_are_planned_next_to_gpus(workstation: None) -> None:
         ({"model": "llama-70b", "method": "full", "gpus": 1}, "llama-70b", "method"),
     ],
 )
-def test_a_mistake_names_the_argument_and_what_to_write(
+def test_an_invalid_argument_is_named_with_a_valid_example(
     workstation: None, options: dict[str, Any], named: str, advised: str
 ) -> None:
     with pytest.raises(UserError) as error:
@@ -78,7 +78,7 @@ def test_a_mistake_names_the_argument_and_what_to_write(
     assert not re.search(r"--(?!help|with)", error.value.problem)
 
 
-def test_references_keep_the_parameters_type_and_may_stand_in_a_text() -> None:
+def test_references_keep_the_type_of_the_parameter_and_may_be_part_of_a_string() -> None:
     assert fill("{steps}", {"steps": 7}, "here") == 7
     assert fill("s3://models/{name}", {"name": "mine"}, "here") == "s3://models/mine"
     assert fill(7, {}, "here") == 7
@@ -92,9 +92,7 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmPython]:
         yield started
 
 
-def test_each_step_is_planned_for_its_own_job_and_knows_its_plan_and_measurements(
-    home: Home, warm: WarmPython
-) -> None:
+def test_each_step_has_a_plan_for_its_own_job_and_its_measurements(home: Home, warm: WarmPython) -> None:
     home = Home(home.path, warm)
     done = home.run("declared.py", "run", "--length", "64")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -108,11 +106,11 @@ def test_each_step_is_planned_for_its_own_job_and_knows_its_plan_and_measurement
     assert train["measured"].own_loop
     assert train["measured"].tokens_per_second == pytest.approx(2048)
     assert train["measured"].ranks[0].rss_peak_bytes > 20 << 20
-    again = home.artifacts("DeclaredFlow", "again", "plan")["plan"]
-    assert (again.method, again.layout.seq_len) == ("full", 256)
+    plan_again = home.artifacts("DeclaredFlow", "again", "plan")["plan"]
+    assert (plan_again.method, plan_again.layout.seq_len) == ("full", 256)
 
 
-def test_a_mistake_in_the_decorator_starts_no_run(home: Home, warm: WarmPython) -> None:
+def test_an_invalid_decorator_argument_starts_no_run(home: Home, warm: WarmPython) -> None:
     home = Home(home.path, warm)
     done = home.run("declared.py", "run", "--model", "llama-8c")
     assert done.returncode == 1  # as Metaflow ends any flow whose decorator refuses
@@ -122,7 +120,7 @@ def test_a_mistake_in_the_decorator_starts_no_run(home: Home, warm: WarmPython) 
 
 
 @pytest.mark.parametrize("written", ["@gpu_profile", '@gpu_profile(model="llama-8b")'])
-def test_below_step_it_is_refused_in_one_line(home: Home, written: str) -> None:
+def test_the_decorator_below_step_is_refused_in_one_line(home: Home, written: str) -> None:
     flow = (FLOWS / "declared.py").read_text()
     flow = re.sub(r"    @gpu_profile\(model=\"\{.*\n    @step\n", f"    @step\n    {written}\n", flow)
     (home.path / "below.py").write_text(flow)
@@ -145,9 +143,9 @@ def test_a_planning_function_that_returns_no_plan_is_named(home: Home, warm: War
     assert "Traceback" not in done.stdout + done.stderr
 
 
-def test_the_plan_of_a_step_without_one_is_a_users_mistake_and_says_what_to_write() -> None:
-    for step, words in (("start", "Step start has no plan"), ("", "outside of a step")):
-        with pytest.raises(UserError, match=words):
+def test_reading_the_plan_of_a_step_without_one_is_a_user_error_with_advice() -> None:
+    for step, expected_line in (("start", "Step start has no plan"), ("", "outside of a step")):
+        with pytest.raises(UserError, match=expected_line):
             _ = Profile(plan=None, step=step).plan
     carried = make_plan({}, "local")
     assert Profile(plan=None, step="start", about=carried).plan == carried
@@ -165,12 +163,12 @@ def test_the_signature_has_every_accepted_argument_with_its_type_and_default() -
     DeclaredPlan({name: accepted[name] for name in planned} | {"model": "tiny-llama"})._resolve({})
 
 
-def test_the_summary_on_cpus_speaks_of_processes() -> None:
+def test_the_summary_on_cpus_counts_processes() -> None:
     assert "needed per process" in summarize(make_plan({}, "local"))
     assert "needed per GPU" in summarize(make_plan({}, "kubernetes"))
 
 
-def test_the_summary_lists_the_users_own_values() -> None:
+def test_the_summary_lists_the_values_set_by_the_user() -> None:
     plan = make_plan({}, "local")
     assert len(summarize(plan).splitlines()) == 2
     override = Override(name="cpu", planned="4", used="2", given_by="@resources in the flow")

@@ -31,7 +31,7 @@ BUSY_S = 60.0  # a few seconds, where nothing else runs; some tests at once make
 
 @pytest.fixture(scope="module")
 def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmPython]:
-    """A Python that has imported Metaflow, the decorator and what both import for a run."""
+    """A Python process that has imported Metaflow, the decorator and their dependencies."""
     home = Home(tmp_path_factory.mktemp("warm"))
     modules = ("metaflow.cli", "metaflow.runtime", "decorators.gpu_profile")
     with WarmPython(*modules, environment=home.environment(), folder=home.path) as started:
@@ -48,13 +48,13 @@ def _clean(output: str) -> None:
     assert "Internal error" not in output
 
 
-def run_noting_pages(home: Home, *words: str) -> subprocess.CompletedProcess[str]:
+def run_noting_pages(home: Home, *arguments: str) -> subprocess.CompletedProcess[str]:
     (home.path / "sitecustomize.py").write_text(PAGES)
     environment = {"PYTHONPATH": str(home.path), "COUNT_PLANS": str(home.path / "plans")}
-    return home.run("profiled.py", *words, **environment)
+    return home.run("profiled.py", *arguments, **environment)
 
 
-def test_the_plan_is_made_once_and_a_step_leaves_its_figures_its_record_and_its_page(home: Home) -> None:
+def test_the_plan_is_made_once_and_a_step_stores_measurements_record_and_card(home: Home) -> None:
     done = run_noting_pages(home, "--with", "resources:cpu=3,memory=1000", "run", "--model", "tiny-llama")
     assert done.returncode == 0, done.stdout + done.stderr
     assert len((home.path / "plans").read_text().splitlines()) == 1
@@ -84,7 +84,7 @@ def test_the_plan_is_made_once_and_a_step_leaves_its_figures_its_record_and_its_
 
 
 @pytest.mark.slow
-def test_a_users_number_of_gpus_changes_the_layout_too(home: Home) -> None:
+def test_the_number_of_gpus_set_by_the_user_changes_the_layout(home: Home) -> None:
     done = home.run("profiled.py", "run", "--model", "llama-8b", "--with", "resources:gpu=2")
     assert done.returncode == 0, done.stdout + done.stderr
     plan = home.artifacts("ProfiledFlow", "train", "plan")["plan"]
@@ -101,29 +101,29 @@ def test_parameters_from_the_environment_reach_the_plan(home: Home) -> None:
 
 
 @pytest.mark.slow
-def test_a_resumed_run_has_the_parameters_of_its_origin_and_knows_all_its_origins(home: Home) -> None:
+def test_a_resumed_run_has_the_parameters_of_its_origin_and_lists_all_origins(home: Home) -> None:
     runs: list[str] = []
-    for words in (("run", "--model", "llama-8b", "--fail", "train"), ("resume",), ("resume",)):
+    for arguments in (("run", "--model", "llama-8b", "--fail", "train"), ("resume",), ("resume",)):
         origin = ("--origin-run-id", runs[-1]) if runs else ()
         plans = home.path / f"plans-{len(runs)}"
-        done = home.run("profiled.py", *words, *origin, "--run-id-file", "run_id", COUNT_PLANS=str(plans))
+        done = home.run("profiled.py", *arguments, *origin, "--run-id-file", "run_id", COUNT_PLANS=str(plans))
         assert done.returncode == 1  # "fail" is one of these parameters
-        said = next(line for line in done.stdout.splitlines() if "origins:" in line)
-        assert said.split("origins:")[1].split() == runs[::-1]
-        (made,) = plans.read_text().splitlines()
-        assert made.endswith(" local llama-8b" if runs else " local none"), "the plan that its origin had"
+        output = next(line for line in done.stdout.splitlines() if "origins:" in line)
+        assert output.split("origins:")[1].split() == runs[::-1]
+        (page,) = plans.read_text().splitlines()
+        assert page.endswith(" local llama-8b" if runs else " local none"), "the plan that its origin had"
         runs.append((home.path / "run_id").read_text())
     assert home.artifacts("ProfiledFlow", "start", "plan")["plan"].model == "llama-8b"
 
 
-def test_resume_of_nothing_is_a_clean_line(home: Home) -> None:
+def test_resume_without_an_earlier_run_is_refused_in_one_line(home: Home) -> None:
     done = home.run("profiled.py", "resume")
     assert done.returncode == 2
     assert "previous run id was not found" in done.stderr or "no run to resume" in done.stderr
     _clean(done.stderr)
 
 
-def test_a_users_mistake_at_launch_is_two_clean_lines_and_starts_no_run(home: Home) -> None:
+def test_a_user_error_at_launch_is_two_lines_and_starts_no_run(home: Home) -> None:
     done = home.run("profiled.py", "run", "--model", "none")
     assert done.returncode == 2
     assert done.stdout == ""
@@ -133,7 +133,7 @@ def test_a_users_mistake_at_launch_is_two_clean_lines_and_starts_no_run(home: Ho
     assert home.runs("ProfiledFlow") == []
 
 
-def test_a_users_mistake_in_a_step_is_shown_without_a_traceback_and_not_retried(home: Home) -> None:
+def test_a_user_error_in_a_step_is_shown_without_a_traceback_and_not_retried(home: Home) -> None:
     done = home.run(
         "profiled.py", "run", "--fail", "start", "--with", "retry:times=2,minutes_between_retries=0"
     )
@@ -144,7 +144,7 @@ def test_a_users_mistake_in_a_step_is_shown_without_a_traceback_and_not_retried(
     _clean(done.stdout + done.stderr)
 
 
-def test_a_programs_mistake_in_a_step_keeps_its_traceback_and_leaves_a_page_and_no_record(home: Home) -> None:
+def test_a_bug_in_a_step_keeps_its_traceback_and_stores_a_card_but_no_record(home: Home) -> None:
     done = run_noting_pages(home, "run", "--fail", "train")
     assert done.returncode == 1
     assert (
@@ -156,38 +156,38 @@ def test_a_programs_mistake_in_a_step_keeps_its_traceback_and_leaves_a_page_and_
     assert not (home.path / "calibration.jsonl").exists()
 
 
-@pytest.mark.parametrize("words", [("show",), ("run", "--help")])
-def test_other_commands_plan_and_print_nothing(home: Home, words: tuple[str, ...]) -> None:
-    done = home.run("profiled.py", *words, COUNT_PLANS=str(home.path / "plans"))
+@pytest.mark.parametrize("expected", [("show",), ("run", "--help")])
+def test_other_commands_make_no_plan_and_print_nothing(home: Home, expected: tuple[str, ...]) -> None:
+    done = home.run("profiled.py", *expected, COUNT_PLANS=str(home.path / "plans"))
     assert done.returncode == 0, done.stdout + done.stderr
     assert not (home.path / "plans").exists()
     _clean(done.stdout + done.stderr)
 
 
-def test_a_flow_without_a_plan_is_measured_when_asked_to(home: Home) -> None:
+def test_a_flow_without_a_plan_is_measured_on_request(home: Home) -> None:
     done = home.run("plain.py", "run", "--with", "decorators.gpu_profile")
     assert done.returncode == 0, done.stdout + done.stderr
-    found = home.artifacts("PlainFlow", "start", "plan", "measured")
-    assert found["plan"] is None
-    assert found["measured"].samples >= 1
-    assert found["measured"].step == "start"
+    stored_artifacts = home.artifacts("PlainFlow", "start", "plan", "measured")
+    assert stored_artifacts["plan"] is None
+    assert stored_artifacts["measured"].samples >= 1
+    assert stored_artifacts["measured"].step == "start"
 
 
 @pytest.mark.slow
-def test_without_the_decorator_nothing_is_measured_and_nothing_breaks(home: Home) -> None:
+def test_a_flow_runs_without_measurements_if_the_decorator_is_absent(home: Home) -> None:
     done = home.run("plain.py", "run")
     assert done.returncode == 0, done.stdout + done.stderr
     assert home.artifacts("PlainFlow", "start", "measured")["measured"].samples == 0
 
 
 @pytest.mark.slow
-def test_each_node_of_a_parallel_step_has_the_plan_and_measures_itself(home: Home) -> None:
+def test_each_node_of_a_parallel_step_has_the_plan_and_its_own_measurements(home: Home) -> None:
     done = home.python(NODES, "run", "--until-sampled", "true")
     assert done.returncode == 0, done.stdout + done.stderr
-    found = home.artifacts("NodesFlow", "gather", "plans", "measured")
-    assert found["plans"][0] == found["plans"][1]
-    assert found["plans"][0].layout.nodes == 2
-    first, second = found["measured"]
+    stored_artifacts = home.artifacts("NodesFlow", "gather", "plans", "measured")
+    assert stored_artifacts["plans"][0] == stored_artifacts["plans"][1]
+    assert stored_artifacts["plans"][0].layout.nodes == 2
+    first, second = stored_artifacts["measured"]
     assert (first.node, second.node) == (0, 1)
     # Node 1 holds 150 MiB more, and is a child of node 0's process on this machine.
     assert second.host_rss_peak_bytes - first.host_rss_peak_bytes > 100 << 20
@@ -204,7 +204,7 @@ def test_a_failing_node_reports_its_reason_without_a_traceback_or_leftover_proce
 
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", ["scheduler", pytest.param("first node", marks=pytest.mark.nightly)])
-def test_a_killed_parent_takes_its_tasks_along(home: Home, victim: str) -> None:
+def test_tasks_end_if_their_parent_process_is_killed(home: Home, victim: str) -> None:
     flow = home.start("nodes.py", "run", "--seconds", "300")
     try:
         wait_until(lambda: (home.path / "node-1.pid").exists() and (home.path / "node-0.pid").exists(), 90)
@@ -219,7 +219,7 @@ def test_a_killed_parent_takes_its_tasks_along(home: Home, victim: str) -> None:
 
 
 def _alive(home: Home) -> list[int]:
-    """Processes that work in the home's folder."""
+    """Return processes that work in the folder."""
     return [process.pid for process in psutil.process_iter() if _works_in(process, home.path)]
 
 

@@ -1,4 +1,4 @@
-"""What a deployed flow asks of its cluster: an Argo workflow, compiled against an S3 of this machine."""
+"""Requests of a deployed flow: an Argo workflow, compiled with a local S3."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ ROLE = "arn:aws:iam::123456789012:role/any"
 
 
 def compiled(
-    home: Home, address: str, flow: str, *words: str, **environment: str
+    home: Home, address: str, flow: str, *arguments: str, **environment: str
 ) -> tuple[dict[str, Any], str]:
-    """A deployment's definition, and what was said on standard error."""
+    """Return the definition of a deployment, and its standard error."""
     _client("s3", address).create_bucket(Bucket="deployed")
     done = home.run(
         flow,
-        *words,
+        *arguments,
         METAFLOW_DEFAULT_DATASTORE="s3",
         METAFLOW_DATASTORE_SYSROOT_S3="s3://deployed/root",
         METAFLOW_S3_ENDPOINT_URL=address,
@@ -40,8 +40,8 @@ def compiled(
 
 
 def _argo(home: Home, address: str, *options: str) -> tuple[dict[str, Any], str]:
-    words = (*options, "argo-workflows", "--name", "nodes", "create", "--only-json")
-    return compiled(home, address, "nodes.py", *words)
+    arguments = (*options, "argo-workflows", "--name", "nodes", "create", "--only-json")
+    return compiled(home, address, "nodes.py", *arguments)
 
 
 def _make_queue(address: str) -> None:
@@ -86,20 +86,20 @@ def templates(workflow: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_a_deployed_flow_asks_for_what_was_planned(home: Home, s3: str) -> None:
-    workflow, said = _argo(home, s3)
-    assert "Traceback" not in said
-    found = templates(workflow)
+def test_a_deployed_flow_requests_the_planned_resources(home: Home, s3: str) -> None:
+    workflow, text = _argo(home, s3)
+    assert "Traceback" not in text
+    pod_templates = templates(workflow)
 
-    jobset = found["train"]["resource"]["manifest"]
+    jobset = pod_templates["train"]["resource"]["manifest"]
     assert len(re.findall(r"nvidia.com/gpu: '8'", jobset)) == 2  # the control job's and the workers'
     assert len(re.findall(r"memory: 1048576(\.0)?M", jobset)) >= 2
     assert len(re.findall(r"cpu: '?95(\.0)?'?", jobset)) >= 2  # of 96: daemon pods need some
     assert len(re.findall(r"vpc.amazonaws.com/efa: '4'", jobset)) == 4  # requests and limits
-    for words in ("FI_PROVIDER", "node.kubernetes.io/instance-type: p4de.24xlarge", "65536Mi"):
-        assert words in jobset
+    for arguments in ("FI_PROVIDER", "node.kubernetes.io/instance-type: p4de.24xlarge", "65536Mi"):
+        assert arguments in jobset
 
-    start = found["start"]["container"]
+    start = pod_templates["start"]["container"]
     assert start["resources"]["limits"].get("nvidia.com/gpu") is None
     plan = next(v["value"] for v in start["env"] if v["name"] == "FINETUNE_PLAN")
     assert unpack(plan).request.gpus_per_node == 8

@@ -1,4 +1,4 @@
-"""What the decorator does in each of the processes that load a flow."""
+"""Behavior of the decorator in each process that loads a flow."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _refuse(parameters: dict[str, Any], backend: str) -> Plan:
 
 
 def _decorators(monkeypatch: pytest.MonkeyPatch, command: str) -> dict[str, dict[str, Any]]:
-    """A step's decorators, by name, after the mutator has run under a command."""
+    """Return the decorators of a step by name, after the mutator has run under a command."""
 
     class OneFlow(FlowSpec):  # type: ignore[misc]
         @gpu_profile(plan=_refuse)
@@ -43,22 +43,22 @@ def test_a_trampoline_passes_its_plan_to_the_container(
 ) -> None:
     text = pack(make_plan({}, "kubernetes"))
     monkeypatch.setenv(PLAN_VARIABLE, text)
-    found = _decorators(monkeypatch, "trampoline")
-    assert found["environment"]["vars"] == {**_metaflow.datastore_variables(), PLAN_VARIABLE: text}
-    assert "resources" not in found
+    decorators_made = _decorators(monkeypatch, "trampoline")
+    assert decorators_made["environment"]["vars"] == {**_metaflow.datastore_variables(), PLAN_VARIABLE: text}
+    assert "resources" not in decorators_made
 
 
 @pytest.mark.parametrize("command", ["task", "other", "trampoline"])
-def test_without_a_plan_in_the_environment_nothing_is_asked_for(
+def test_nothing_is_requested_without_a_plan_in_the_environment(
     monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
     monkeypatch.delenv(PLAN_VARIABLE, raising=False)
-    found = _decorators(monkeypatch, command)
-    assert set(found) == {"kubernetes", "card"}
-    assert (found["kubernetes"]["cpu"], found["card"]["id"]) == (3, "finetune")
+    decorators_made = _decorators(monkeypatch, command)
+    assert set(decorators_made) == {"kubernetes", "card"}
+    assert (decorators_made["kubernetes"]["cpu"], decorators_made["card"]["id"]) == (3, "finetune")
 
 
-def test_the_plan_survives_its_journey_and_stays_short(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_packed_plan_is_read_back_and_is_shorter_than_its_json(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = make_plan({"nodes": 4}, "kubernetes")
     monkeypatch.setenv(PLAN_VARIABLE, pack(plan))
     assert current_plan() == plan
@@ -68,7 +68,7 @@ def test_the_plan_survives_its_journey_and_stays_short(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("arguments", "expected"),
     [
         (
             {"request": "all"},
@@ -79,13 +79,13 @@ def test_the_plan_survives_its_journey_and_stays_short(monkeypatch: pytest.Monke
         ({"plan": make_plan, "model": "llama-8b"}, "either plan= or model="),
     ],
 )
-def test_a_wrong_argument_is_named(words: dict[str, Any], said: str) -> None:
+def test_a_wrong_argument_is_named(arguments: dict[str, Any], expected: str) -> None:
     with pytest.raises(_metaflow.FinetuneError) as error:
-        gpu_profile(**words).external_init()
-    assert said in error.value.message
+        gpu_profile(**arguments).external_init()
+    assert expected in error.value.message
 
 
-def test_a_profiled_step_imports_neither_planner_nor_settings_nor_what_these_need() -> None:
+def test_a_profiled_step_imports_neither_planner_nor_settings_nor_their_dependencies() -> None:
     script = """
 import sys
 import decorators.gpu_profile

@@ -1,4 +1,4 @@
-"""What the mutators of steps do alike: ask once, find the deciding step, refuse what cannot be."""
+"""Common behavior of step mutators: calls, the deciding step, and refusals."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ REQUEST = planned("llama-70b", "full", "H100", 4).request
 
 
 class Flow:
-    """Steps in their order, each with the roles of its mutators."""
+    """Steps in order, each with the roles of its mutators."""
 
     def __init__(self, *roles: str, parallel: bool = False) -> None:
         self._steps = [self._step(role, parallel) for role in roles]
@@ -37,12 +37,12 @@ class Flow:
         return cast("StepView", self._steps[0])
 
 
-def test_a_function_of_the_parameters_is_asked_once_for_all_steps() -> None:
-    asked = []
+def test_a_function_of_the_parameters_is_called_once_for_all_steps() -> None:
+    requests = []
 
     def plan(parameters: dict[str, Any], backend: str) -> int:
-        asked.append((parameters, backend))
-        return len(asked)
+        requests.append((parameters, backend))
+        return len(requests)
 
     once = Once()
     assert [once(plan, {"a": 1, "b": 2}, "local"), once(plan, {"b": 2, "a": 1}, "local")] == [1, 1]
@@ -50,7 +50,7 @@ def test_a_function_of_the_parameters_is_asked_once_for_all_steps() -> None:
     assert Once()(plan, {"a": 1, "b": 2}, "local") == 4
 
 
-def test_the_first_step_with_a_decision_decides_for_all() -> None:
+def test_the_first_step_that_matches_is_selected_or_else_the_start_step() -> None:
     flow = Flow("data", "train", "train")
     assert first_step(flow.start, object, lambda mutator: mutator.role == "train").name == "train"
     assert first_step(flow.start, object, lambda mutator: mutator.role == "node") is flow.start
@@ -64,17 +64,24 @@ def test_a_plan_for_several_nodes_needs_a_parallel_step() -> None:
     assert "--nodes 1" in caught.value.advice
 
 
-def test_a_users_mistake_at_the_launch_is_metaflows_two_lines() -> None:
+def test_a_user_error_at_launch_is_a_metaflow_exception_of_two_lines() -> None:
     with pytest.raises(FinetuneError) as caught, user_errors_for_metaflow():
         raise UserError("What is wrong.", "What to do.")
     assert (caught.value.problem, caught.value.advice) == ("What is wrong.", "What to do.")
 
 
-def test_a_steps_request_holds_what_its_decorators_say_at_that_moment() -> None:
+def test_a_step_request_holds_the_decorator_values_at_the_time_of_its_creation() -> None:
     step = RecordedStep("kubernetes", written=("memory",), memory="9000", namespace="train")
-    asked = build_step_request(cast("StepView", step), REQUEST, Options(zone="b"))
+    step_request = build_step_request(cast("StepView", step), REQUEST, Options(zone="b"))
     step.set_values("kubernetes", {"tolerations": [{"key": "ours"}]})
-    assert (asked.step, asked.backend, asked.options.zone) == ("train", "kubernetes", "b")
-    assert (asked.user_values["memory"].value, asked.configured["namespace"]) == ("9000", "train")
+    assert (step_request.step, step_request.backend, step_request.options.zone) == (
+        "train",
+        "kubernetes",
+        "b",
+    )
+    assert (step_request.user_values["memory"].value, step_request.configured["namespace"]) == (
+        "9000",
+        "train",
+    )
     local = build_step_request(cast("StepView", RecordedStep("local")), REQUEST, Options())
     assert (local.user_values, local.configured) == ({}, {})

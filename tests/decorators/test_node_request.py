@@ -1,4 +1,4 @@
-"""What a flow without a plan writes into its steps' decorators."""
+"""Values that a flow without a plan writes into the decorators of its steps."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ def own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
 
 
-def _written(backend: Any, **given: Any) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
-    step = RecordedStep(backend, written=tuple(given), **given)
+def _written(backend: Any, **written: Any) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+    step = RecordedStep(backend, written=tuple(written), **written)
     view = cast("StepView", step)
     placing.fill_in(view, build_step_request(view, P5, Options()))
     return step.set, step.environment
 
 
-def test_batch_is_asked_for_gpus_shared_memory_and_the_fabric() -> None:
+def test_a_batch_job_requests_gpus_shared_memory_and_the_fabric() -> None:
     written, extra = _written("batch")
     assert (written["resources"]["gpu"], written["resources"]["shared_memory"]) == (8, 8192)
     assert written["batch"]["efa"] == 32
     assert extra["FI_PROVIDER"] == "efa"
 
 
-def test_what_the_user_has_written_stands() -> None:
+def test_values_set_by_the_user_are_kept() -> None:
     written, _ = _written("batch", gpu="4", memory="9000", queue="mine", efa="0")
     assert (written["resources"]["gpu"], written["resources"]["memory"]) == (4, 9000)
     assert written["resources"]["shared_memory"] == 8192

@@ -1,4 +1,4 @@
-"""The user's own scripts, run in all processes of a step."""
+"""Scripts of the user, run in all processes of a step."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from tests.decorators.conftest import FLOWS, Home
 SCRIPTED = str(FLOWS / "scripted.py")  # nodes are started by the flow's file: no warm Python
 
 
-def test_only_functions_that_other_processes_can_import_are_run() -> None:
-    file, name = _importable(test_only_functions_that_other_processes_can_import_are_run)
+def test_only_functions_that_other_processes_can_import_are_accepted() -> None:
+    file, name = _importable(test_only_functions_that_other_processes_can_import_are_accepted)
     assert (file, name) == (
         Path(__file__).resolve(),
-        "test_only_functions_that_other_processes_can_import_are_run",
+        "test_only_functions_that_other_processes_can_import_are_accepted",
     )
     for function in (lambda: None, len):
         with pytest.raises(UserError, match="cannot be run by other processes"):
             _importable(function)
 
 
-def test_nodes_agree_on_ports_and_a_secret_that_is_deleted_afterwards(
+def test_nodes_share_ports_and_a_secret_that_is_deleted_afterwards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = LocalStorage(tmp_path)
@@ -43,7 +43,7 @@ def test_nodes_agree_on_ports_and_a_secret_that_is_deleted_afterwards(
 
 
 @pytest.mark.slow
-def test_a_function_and_a_script_run_in_every_process_and_report_to_their_step(home: Home) -> None:
+def test_a_function_or_script_runs_in_every_process_and_reports_to_its_step(home: Home) -> None:
     done = home.python(SCRIPTED, "run")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "spamspam" in done.stdout

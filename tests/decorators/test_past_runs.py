@@ -1,4 +1,4 @@
-"""Earlier runs are read in time, and those that ended before the step in question are passed over."""
+"""Earlier runs are read within a time limit, and unfinished ones are ignored."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 from metaflow import get_namespace, namespace
+from metaflow.exception import MetaflowNotFound
 
+from decorators import past_runs
 from decorators.past_runs import Attempt, attempts_of, ended_tasks, read_for
+from estimator.errors import UserError
 
 
 @pytest.fixture(autouse=True)
@@ -18,7 +21,7 @@ def _user(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Task:
-    """A task of Metaflow's client, as far as it is asked."""
+    """The attributes of a task of the Metaflow client that are used."""
 
     def __init__(self, *artifacts: str, finished: bool = True) -> None:
         self.finished = finished
@@ -28,31 +31,31 @@ class Task:
         return iter([SimpleNamespace(id=name) for name in self._artifacts])
 
 
-def test_only_tasks_that_have_ended_and_left_all_artifacts_count() -> None:
-    whole = Task("cluster", "result", "more")
+def test_only_finished_tasks_with_all_artifacts_count() -> None:
+    complete_task = Task("cluster", "result", "more")
     runs: list[dict[str, Any]] = [
-        {"verdict": SimpleNamespace(task=whole)},
+        {"verdict": SimpleNamespace(task=complete_task)},
         {},  # it ended before its verdict
         {"verdict": SimpleNamespace(task=None)},
         {"verdict": SimpleNamespace(task=Task("cluster", "result", finished=False))},
         {"verdict": SimpleNamespace(task=Task("cluster"))},
     ]
-    assert list(ended_tasks(runs, "verdict", ("cluster", "result"))) == [whole]
+    assert list(ended_tasks(runs, "verdict", ("cluster", "result"))) == [complete_task]
 
 
-def test_reading_sees_the_runs_of_all_users_and_leaves_the_namespace_as_it_was() -> None:
+def test_runs_of_all_users_are_read_and_the_namespace_is_restored() -> None:
     before = get_namespace()
-    seen = []
+    namespaces_seen = []
     namespace("user:somebody")
     try:
-        assert read_for(30, lambda over: seen.append((get_namespace(), over.is_set())))
-        assert seen == [(None, False)]
+        assert read_for(30, lambda over: namespaces_seen.append((get_namespace(), over.is_set())))
+        assert namespaces_seen == [(None, False)]
         assert get_namespace() == "user:somebody"
     finally:
         namespace(before)
 
 
-def test_a_hanging_reader_is_abandoned_in_time_and_notified() -> None:
+def test_a_hanging_reader_is_abandoned_at_its_time_limit_and_notified() -> None:
     reported = threading.Event()
 
     def hang(over: threading.Event) -> None:
@@ -64,12 +67,12 @@ def test_a_hanging_reader_is_abandoned_in_time_and_notified() -> None:
 
 
 def noted(*entries: tuple[str, str, int]) -> Any:
-    """A task of whose attempts this is noted: (name, value, milliseconds)."""
+    """A task with these metadata of its attempts: (name, value, milliseconds)."""
     items = [SimpleNamespace(name=name, value=value, created_at=at) for name, value, at in entries]
     return SimpleNamespace(metadata=items)
 
 
-def test_each_attempt_counts_and_one_that_was_killed_lasts_until_the_next_began() -> None:
+def test_each_attempt_counts_and_a_killed_attempt_lasts_until_the_next_begins() -> None:
     failed = (("attempt", "0", 1000), ("attempt_ok", "False", 31_000))
     killed = (("attempt", "1", 60_000),)
     last = (("attempt", "2", 100_000), ("attempt_ok", "True", 190_000), ("attempt-done", "2", 190_500))
@@ -81,3 +84,19 @@ def test_each_attempt_counts_and_one_that_was_killed_lasts_until_the_next_began(
     assert attempts_of(noted(*killed)) == [Attempt(seconds=None, succeeded=False)]
     assert attempts_of(noted()) == []
     assert attempts_of(noted(*failed, ("origin-task-id", "3", 5))) == []  # a resumed run took it over
+
+
+def test_a_run_is_found_by_its_last_digits_only_if_no_other_run_ends_with_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def missing(path: str) -> Any:
+        raise MetaflowNotFound(path)
+
+    runs = {"A": [SimpleNamespace(id="17957000001234")], "B": [SimpleNamespace(id="17957000005234")]}
+    monkeypatch.setattr(past_runs, "Run", missing)
+    monkeypatch.setattr(past_runs, "runs_of", lambda flow, limit: iter(runs[flow][:limit]))
+    assert past_runs.find_run(["A", "B"], "1234") is runs["A"][0]
+    assert past_runs.find_run(["B"], "234") is runs["B"][0]
+    for digits, message in (("234", "2 runs of A or B"), ("99", "There is no run 99 of A or B")):
+        with pytest.raises(UserError, match=message):
+            past_runs.find_run(["A", "B"], digits)

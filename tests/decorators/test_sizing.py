@@ -1,4 +1,4 @@
-"""Steps without a plan: declared sizes, and sizes from history."""
+"""Steps without a plan: declared sizes, and sizes recommended from history."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ GIB = 2**30
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
-    """A folder whose flows share a Python that has imported Metaflow and the decorator."""
+    """A folder whose flows share a Python process that has imported Metaflow and the decorator."""
     home = Home(tmp_path_factory.mktemp("sized"))
     (home.path / ".metaflow").mkdir()
     modules = ("metaflow.cli", "metaflow.runtime", "decorators.gpu_profile", "decorators.sizing")
@@ -37,12 +37,12 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
 
 
 @pytest.mark.parametrize("text", ["40GiB", "40Gi", "40 GiB", 40 * GIB, "{size}"])
-def test_a_size_is_read_as_people_write_it(text: Any) -> None:
+def test_a_size_is_accepted_in_every_common_notation(text: Any) -> None:
     needs, gpu = SizeArguments(memory=text).needs({"size": "40GiB"})
     assert (needs, gpu) == (Needs(memory_mib=40 * 1024), None)
 
 
-def test_a_gpu_by_name_or_memory_is_one_gpu_unless_more_are_asked_for() -> None:
+def test_a_gpu_by_name_or_memory_is_one_gpu_unless_a_number_is_set() -> None:
     assert SizeArguments(gpu="A100-80GB").needs({}) == (Needs(gpus=1), "A100-80GB")
     assert SizeArguments(gpus="{n}").needs({"n": 2}) == (Needs(gpus=2), None)
     needs, _ = SizeArguments(gpu_memory="40GiB", gpus=2).needs({})
@@ -63,7 +63,7 @@ def test_an_invalid_size_is_refused_by_name(name: str, value: Any) -> None:
         (Sizes(), Sizes(), (machines.USUAL_CPU, machines.USUAL_MEMORY_MIB)),
     ],
 )
-def test_sizes_without_a_recommendation_are_the_current_or_the_usual_ones(
+def test_sizes_without_a_recommendation_are_the_current_or_default_ones(
     recommended: Sizes, current: Sizes, expected: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sizing.usage, "sizes_of_step", lambda _: current)
@@ -73,7 +73,7 @@ def test_sizes_without_a_recommendation_are_the_current_or_the_usual_ones(
     assert (request.cpu, request.memory_mib, request.gpus_per_node) == (*expected, 0)
 
 
-def test_digests_compare_parameters_and_hide_texts() -> None:
+def test_parameter_digests_are_comparable_and_hide_text() -> None:
     digests = digest_parameters({"rows": 128, "lr": 1e-5, "on": True, "key": "sk-secret", "none": None})
     assert digests["rows"] == "128"
     assert digests["lr"] == "1e-05"
@@ -101,7 +101,7 @@ def test_running_out_of_memory_is_distinguished_from_other_failures() -> None:
 
 
 @pytest.mark.slow
-def test_over_five_runs_memory_follows_use_and_an_out_of_memory_step_recovers(home: Home) -> None:
+def test_over_five_runs_memory_follows_usage_and_an_out_of_memory_step_recovers(home: Home) -> None:
     def run(mib: int) -> tuple[int, str]:
         done = home.run("sized.py", "run", "--limited", "true", "--mib", str(mib))
         return done.returncode, done.stdout + done.stderr
@@ -147,14 +147,14 @@ def test_values_of_the_with_option_override_history(home: Home) -> None:
     assert "6.84 GiB" in line
 
 
-def test_sizes_that_this_machine_lacks_end_the_command_before_a_run(home: Home) -> None:
+def test_sizes_that_this_machine_lacks_are_refused_before_a_run(home: Home) -> None:
     done = home.run("plain.py", "run", "--with", "gpu_profile:gpus=64")
     assert done.returncode == 1
     assert "the step asks for 64x GPU" in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_a_flow_without_records_is_named_with_what_to_do(home: Home) -> None:
+def test_a_flow_without_records_is_named_with_advice(home: Home) -> None:
     done = home.python("-m", "estimator.cli.app", "rightsize", "NoSuchFlow")
     assert done.returncode == 2
     assert "No step of NoSuchFlow has a record of its usage." in done.stderr

@@ -1,4 +1,4 @@
-"""The run's datastore as a store of bundles: here, in S3 (moto), in Google's (emulated), elsewhere."""
+"""The datastore of a run as a store of bundles: local, S3 (moto), and Google Cloud Storage (emulated)."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def s3() -> Iterator[str]:
 
 
 class OtherKind(MetaflowLocal):  # type: ignore[misc]
-    """Stands for Azure's and what may come: Metaflow's interface, of which nothing but that is known."""
+    """A datastore of another kind with nothing but the interface of Metaflow."""
 
     TYPE = "other"
 
@@ -74,7 +74,7 @@ def _s3_storage(address: str, monkeypatch: pytest.MonkeyPatch) -> MetaflowStorag
 
 @pytest.fixture(scope="module")
 def google() -> Iterator[Any]:
-    """A client of Google's storage, with a bucket, on this machine."""
+    """A client of a local Google Cloud Storage emulator, with a bucket."""
     emulator = pytest.importorskip("gcp_storage_emulator.server", reason="needs gcp-storage-emulator")
     cloud = pytest.importorskip("google.cloud.storage", reason="needs google-cloud-storage")
     from google.auth.credentials import AnonymousCredentials
@@ -108,7 +108,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     return MetaflowStorage(kind(str(tmp_path / "root")), "Flow/finetune")
 
 
-def test_a_bundle_comes_back_as_it_went_in(store: MetaflowStorage, tmp_path: Path) -> None:
+def test_a_stored_bundle_is_fetched_unchanged(store: MetaflowStorage, tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     (folder / "deep").mkdir(parents=True)
     (folder / "deep" / "weights.bin").write_bytes(os.urandom(3_000_000))
@@ -120,7 +120,7 @@ def test_a_bundle_comes_back_as_it_went_in(store: MetaflowStorage, tmp_path: Pat
         assert (tmp_path / "back" / name).read_bytes() == (folder / name).read_bytes()
 
 
-def test_small_values_are_overwritten_and_listed(store: MetaflowStorage) -> None:
+def test_small_values_can_be_overwritten_and_listed(store: MetaflowStorage) -> None:
     store.put_bytes("runs/1/origin", b"0")
     store.put_bytes("runs/1/origin", b"00")
     store.put_bytes("runs/12/origin", b"1")
@@ -139,7 +139,7 @@ def test_a_missing_key_raises_file_not_found(store: MetaflowStorage, tmp_path: P
         get_bundle(store, "no/such", tmp_path / "folder")
 
 
-def test_files_are_deleted_where_possible_and_otherwise_it_is_reported_once(
+def test_files_are_deleted_if_possible_and_a_refusal_is_reported_once(
     store: MetaflowStorage, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(storage_module._OtherStorage, "_warned", False)
@@ -156,16 +156,16 @@ def test_files_are_deleted_where_possible_and_otherwise_it_is_reported_once(
 
 def test_more_than_a_thousand_files_can_be_removed_from_s3(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
     store = _s3_storage(s3, monkeypatch)
-    asked: list[int] = []
+    requests: list[int] = []
 
-    def delete_objects(**words: Any) -> dict[str, Any]:
-        asked.append(len(words["Delete"]["Objects"]))
+    def delete_objects(**spans_run: Any) -> dict[str, Any]:
+        requests.append(len(spans_run["Delete"]["Objects"]))
         return {}
 
     client: Any = store._storage._client  # type: ignore[attr-defined]
     monkeypatch.setattr(client, "delete_objects", delete_objects)
     assert store.delete(f"many/{number}" for number in range(2001))
-    assert asked == [1000, 1000, 1]
+    assert requests == [1000, 1000, 1]
 
 
 def test_a_role_that_cannot_delete_from_s3_is_reported_once(
@@ -185,7 +185,7 @@ def test_a_role_that_cannot_delete_from_s3_is_reported_once(
     assert capsys.readouterr().err.count("S3 denied deleting s3://bucket/old/a (AccessDenied)") == 1
 
 
-def test_a_finished_model_is_brought_from_the_configured_datastore(
+def test_a_finished_model_is_fetched_from_the_configured_datastore(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from decorators import _metaflow
@@ -200,7 +200,7 @@ def test_a_finished_model_is_brought_from_the_configured_datastore(
         fetch_model("FinetuneFlow/8", tmp_path / "other")
 
 
-def test_an_address_names_the_place(store: MetaflowStorage, tmp_path: Path) -> None:
+def test_the_address_of_a_key_is_its_url_or_path(store: MetaflowStorage, tmp_path: Path) -> None:
     address = store.describe("models/1")
     assert address.endswith("/finetune/models/1")
     cloud = store.kind in ("s3", "gs")

@@ -33,11 +33,11 @@ def answer(code: str, status: int = 400) -> Exception:
         (answer("", 404), "refused"),
     ],
 )
-def test_a_failure_is_known_by_class_and_code(error: Exception, kind: str) -> None:
+def test_aws_failures_are_classified_by_class_and_code(error: Exception, kind: str) -> None:
     assert failure_of(error).kind == kind
 
 
-def test_the_cause_inside_of_anothers_exception_counts() -> None:
+def test_an_aws_error_wrapped_in_another_exception_is_classified() -> None:
     error = RuntimeError("the upload failed")
     error.__context__ = answer("ExpiredToken")
     failure = failure_of(error)
@@ -50,7 +50,7 @@ PROBLEM = "AWS credentials have expired (ExpiredToken)."
 @pytest.mark.parametrize(
     ("subject", "problem"), [("", f"The {PROBLEM}"), ("s3://b/k", f"s3://b/k: the {PROBLEM}")]
 )
-def test_credentials_that_fail_are_named_with_what_they_were_for(subject: str, problem: str) -> None:
+def test_a_credentials_error_names_the_requested_object(subject: str, problem: str) -> None:
     error = failure_of(answer("ExpiredToken")).credentials_error(subject)
     assert error is not None
     assert (error.problem, "aws sso login" in error.advice) == (problem, True)

@@ -12,7 +12,7 @@ from rich.console import Console
 from estimator import charts, memory
 from estimator.chart_page import html
 from estimator.charts import ORDER, Bar, Chart, stacked
-from estimator.cli.breakdown import WHAT_IT_IS
+from estimator.cli.breakdown import CATEGORY_DESCRIPTIONS
 
 GIB = 2**30
 SVG = "{http://www.w3.org/2000/svg}"
@@ -52,7 +52,7 @@ def rectangles(drawing: str) -> list[ET.Element]:
 # The drawing
 
 
-def test_the_drawing_is_well_formed_and_its_lengths_are_the_bytes() -> None:
+def test_the_svg_is_well_formed_and_bar_lengths_are_proportional_to_bytes() -> None:
     found = rectangles(charts.svg(chart()))
     assert [item.find(f"{SVG}title").text for item in found] == [  # type: ignore[union-attr]
         "tp 1: weights 10.0 GiB",
@@ -65,14 +65,14 @@ def test_the_drawing_is_well_formed_and_its_lengths_are_the_bytes() -> None:
     assert float(found[1].get("x", 0)) == pytest.approx(float(found[0].get("x", 0)) + widths[0], abs=0.02)
 
 
-def test_the_capacity_is_drawn_where_it_can_be_seen_and_left_out_where_it_is_far_away() -> None:
+def test_the_capacity_line_is_drawn_unless_it_is_far_beyond_the_bars() -> None:
     assert 'class="capacity"' in charts.svg(chart())
     assert 'class="capacity"' not in charts.svg(chart(capacity_bytes=800 * GIB))
     assert 'class="capacity"' not in charts.svg(chart(capacity_bytes=None))
 
 
 @pytest.mark.parametrize("made", [charts.svg(chart()), html(chart())], ids=["svg", "html"])
-def test_nothing_is_fetched_and_nothing_is_run(made: str) -> None:
+def test_the_chart_page_loads_no_resources_and_runs_no_script(made: str) -> None:
     assert re.findall(r'(?:src|href)="', made) == []
     assert "@import" not in made
     assert "<script" not in made
@@ -119,7 +119,7 @@ def test_the_pages_table_holds_every_number() -> None:
     ]
 
 
-def test_text_that_looks_like_markup_stays_text() -> None:
+def test_text_that_looks_like_markup_is_escaped() -> None:
     assert "lora, &lt;8&gt; GPU(s) &amp; more" in html(chart())
 
 
@@ -127,10 +127,10 @@ def test_text_that_looks_like_markup_stays_text() -> None:
 # Categories
 
 
-def test_every_category_of_the_estimator_has_a_place_and_an_explanation() -> None:
+def test_every_memory_category_has_a_drawing_order_and_an_explanation() -> None:
     for name in memory.CATEGORIES:
         assert name in ORDER
-        assert WHAT_IT_IS[name]
+        assert CATEGORY_DESCRIPTIONS[name]
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -144,7 +144,7 @@ def lines(width: int, *, color: bool, made: Chart | None = None) -> list[str]:
 
 @pytest.mark.parametrize("width", [80, 100, 200])
 @pytest.mark.parametrize("color", [True, False])
-def test_bars_keep_within_the_terminal_and_their_lengths_are_the_bytes(width: int, color: bool) -> None:
+def test_terminal_bars_fit_the_width_and_are_proportional_to_bytes(width: int, color: bool) -> None:
     drawn = lines(width, color=color, made=chart(capacity_bytes=15 * GIB))
     assert all(len(line) <= width for line in drawn)
     weights = [line.count("█" if color else "a") for line in drawn if line.startswith("tp")]
@@ -155,6 +155,6 @@ def test_bars_keep_within_the_terminal_and_their_lengths_are_the_bytes(width: in
     assert all("┤" in line and "┃" in line for line in drawn[1:3])
 
 
-def test_without_colors_letters_tell_the_categories_apart() -> None:
+def test_without_colors_letters_distinguish_the_categories() -> None:
     legend = "  ".join(lines(80, color=False)[4:])
     assert re.findall(r"([a-z])  (\w+)", legend) == [("a", "weights"), ("b", "activations"), ("c", "runtime")]

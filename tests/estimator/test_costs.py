@@ -6,7 +6,7 @@ from datetime import datetime, timezone
 
 import pytest
 
-from estimator.costs import RunCost, Span, add_up, begin_of, total
+from estimator.costs import RunCost, Span, add_up, parse_since, total
 from estimator.errors import UserError
 
 NOW = datetime(2026, 11, 24, 12, tzinfo=timezone.utc)
@@ -20,7 +20,7 @@ def cost(user: str, *spans: Span, team: str = "-", model: str = "llama-8b") -> R
     return RunCost(run=f"{user}/1", user=user, team=team, model=model, spans=spans)
 
 
-def test_failed_attempts_are_paid_for_and_hours_without_a_price_are_named_apart() -> None:
+def test_failed_attempts_are_counted_and_unpriced_hours_are_reported_separately() -> None:
     costs = [
         cost("ada", used(2.0), used(1.0, failed=True), used(None)),
         cost("ada", used(4.0, None)),
@@ -46,11 +46,11 @@ def test_failed_attempts_are_paid_for_and_hours_without_a_price_are_named_apart(
         ("2026-11-01", datetime(2026, 11, 1, tzinfo=timezone.utc)),
     ],
 )
-def test_since_is_a_time_back_from_now_or_a_date(since: str, begin: datetime) -> None:
-    assert begin_of(since, NOW) == begin
+def test_since_accepts_a_duration_before_now_or_a_date(since: str, begin: datetime) -> None:
+    assert parse_since(since, NOW) == begin
 
 
 @pytest.mark.parametrize("since", ["yesterday", "30", "-1d", "2026-13-01", f"{10**9}w"])
-def test_any_other_since_is_refused_with_both_forms(since: str) -> None:
+def test_an_invalid_since_is_refused_with_both_forms(since: str) -> None:
     with pytest.raises(UserError, match="neither a duration nor a date"):
-        begin_of(since, NOW)
+        parse_since(since, NOW)

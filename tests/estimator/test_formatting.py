@@ -19,7 +19,7 @@ from estimator.formatting import GIB, MIB, format_bytes, format_clock, format_du
         (2048 * GIB, "2,048.0 GiB"),
     ],
 )
-def test_a_size_keeps_three_digits_in_the_unit_that_people_read(size: float | None, text: str) -> None:
+def test_a_size_has_three_significant_digits_in_a_readable_unit(size: float | None, text: str) -> None:
     assert format_bytes(size) == text
 
 
@@ -35,9 +35,9 @@ def test_a_duration_is_in_its_natural_unit(seconds: float, text: str) -> None:
     ("seconds", "text"),
     [(59.0, "0:59"), (59.1, "1:00"), (123, "2:03"), (3599.5, "1:00:00"), (3723, "1:02:03")],
 )
-def test_a_clock_counts_to_the_second_that_has_begun(seconds: float, text: str) -> None:
+def test_format_clock_rounds_up_to_the_next_second(seconds: float, text: str) -> None:
     assert format_clock(seconds) == text
 
 
-def test_an_amount_has_cents() -> None:
+def test_an_amount_of_money_has_cents() -> None:
     assert (format_usd(1234.5), format_usd(None)) == ("$1,234.50", "unknown")

@@ -30,7 +30,7 @@ MACHINE = Machine(cpu_cores=2, ram_bytes=8 * 2**30, disk_free_bytes=2**30)
         ({"method": "lora", "lora_targets": ("wq",)}, "'wq'"),
     ],
 )
-def test_a_job_names_the_value_that_can_not_be(change: dict[str, Any], words: str) -> None:
+def test_an_invalid_job_value_is_named_in_the_error(change: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError) as caught:
         Job(model=find("tiny-llama"), **change)
     assert words in caught.value.problem
@@ -48,7 +48,7 @@ def test_a_job_names_the_value_that_can_not_be(change: dict[str, Any], words: st
         ({"machine": None}, "needs a description of the machine"),
     ],
 )
-def test_a_target_names_the_value_that_can_not_be(change: dict[str, Any], words: str) -> None:
+def test_an_invalid_target_value_is_named_in_the_error(change: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError) as caught:
         Target(**({"machine": MACHINE} | change))
     assert words in caught.value.problem

@@ -14,7 +14,7 @@ from estimator.calibration import Store
 from tests.estimator.calibration.finished_runs import finished
 
 
-def test_a_line_that_was_cut_off_does_not_spoil_the_next(tmp_path: Path) -> None:
+def test_a_truncated_line_does_not_corrupt_the_next(tmp_path: Path) -> None:
     store = Store(tmp_path / "runs.jsonl")
     store.path.write_text(finished("a").to_json()[:40])
     store.add(finished("b"))
@@ -26,7 +26,7 @@ def _add_many(path: str, name: str) -> None:
         Store(path).add(finished(f"{name}/{number}", setup="x" * random.randrange(10_000)))
 
 
-def test_processes_that_write_at_the_same_time_lose_nothing(tmp_path: Path) -> None:
+def test_concurrent_writers_lose_no_line(tmp_path: Path) -> None:
     path = tmp_path / "runs.jsonl"
     context = multiprocessing.get_context("spawn")
     workers = [context.Process(target=_add_many, args=(str(path), str(n))) for n in range(3)]
@@ -39,9 +39,7 @@ def test_processes_that_write_at_the_same_time_lose_nothing(tmp_path: Path) -> N
     assert len(records.finished) == 60
 
 
-def test_a_store_that_another_process_holds_is_read_all_the_same_and_not_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_locked_store_can_be_read_but_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(json_lines, "LOCK_SECONDS", 0.05)
     store = Store(tmp_path / "runs.jsonl")
     store.add(finished("a"))

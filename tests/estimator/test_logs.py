@@ -70,7 +70,7 @@ def test_an_unknown_level_is_refused_with_the_levels_that_exist() -> None:
     assert all(level in refused.value.advice for level in logs.LEVELS)
 
 
-def test_no_secret_gets_into_the_terminal_or_the_log_file(
+def test_no_secret_reaches_the_terminal_or_the_log_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", SECRET)
@@ -96,7 +96,7 @@ def test_no_secret_gets_into_the_terminal_or_the_log_file(
     assert file.stat().st_mode & 0o077 == 0, "for its user alone"
 
 
-def test_the_log_file_has_what_the_terminal_does_not(
+def test_the_log_file_has_debug_messages_that_the_terminal_omits(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "run.log"
@@ -127,7 +127,7 @@ def test_a_log_file_that_cannot_be_written_does_not_end_the_run(tmp_path: Path) 
         pass
 
 
-def test_a_user_s_error_shows_where_it_was_raised_only_if_that_is_requested(
+def test_a_user_error_has_a_traceback_only_if_requested(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     status, errors = finetune("estimate", "--model", "no-such-model")

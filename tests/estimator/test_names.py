@@ -23,10 +23,10 @@ def test_similar_names_are_suggested_once_each(name: str, known: list[str], sugg
     assert did_you_mean(name, known) == suggestion
 
 
-def test_a_spelling_can_stand_for_another_name() -> None:
+def test_a_suggestion_can_show_another_spelling_of_the_name() -> None:
     assert did_you_mean("h10", GPUS, shown=GPUS) == "Did you mean H100 SXM, H100 PCIe?"
 
 
-def test_matches_keep_their_own_spelling_and_can_be_stricter() -> None:
+def test_close_matches_keep_their_spelling_and_accept_a_cutoff() -> None:
     assert close_matches("inputs", ["Input", "inout"]) == ["Input", "inout"]
     assert close_matches("inputs", ["Input", "inout"], cutoff=0.85) == ["Input"]

@@ -23,7 +23,7 @@ def test_risk_is_a_probability_that_falls_with_the_capacity(
 
 
 @given(NEEDS, BELOW, ABOVE)
-def test_half_of_the_runs_need_more_than_the_prediction(needs: int, lower: float, upper: float) -> None:
+def test_the_risk_at_exactly_the_predicted_need_is_one_half(needs: int, lower: float, upper: float) -> None:
     limits = (int(needs * lower), int(needs * upper))
     assert out_of_memory_risk(needs, limits, needs) == pytest.approx(0.5)
     assert out_of_memory_risk(needs, limits, least_capacity(needs, limits)) == pytest.approx(

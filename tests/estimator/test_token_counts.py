@@ -23,5 +23,5 @@ from estimator.token_counts import parse
         ("", None),
     ],
 )
-def test_a_number_is_read_with_its_unit_and_nothing_else_is(text: str, count: float | None) -> None:
+def test_token_counts_are_parsed_with_units_and_other_text_is_refused(text: str, count: float | None) -> None:
     assert parse(text) == count

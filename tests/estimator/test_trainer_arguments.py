@@ -52,7 +52,7 @@ def test_the_batch_and_the_precision_of_a_plan_reach_every_trainer() -> None:
     assert plan.to_transformers(sft=True)["max_length"] == 16
 
 
-def test_each_sharding_becomes_the_trainers_own() -> None:
+def test_each_sharding_maps_to_that_of_the_trainer() -> None:
     zero = planned(processes_per_node=2, sharding="zero3", offload="cpu", device="cuda")
     assert zero.to_transformers()["deepspeed"] == zero.to_deepspeed()
     assert zero.to_deepspeed()["zero_optimization"]["stage"] == 3
@@ -73,7 +73,9 @@ def test_each_sharding_becomes_the_trainers_own() -> None:
         ("to_lightning", {"processes_per_node": 2, "sharding": "fsdp"}, "FSDP2"),
     ],
 )
-def test_what_a_trainer_cannot_do_is_an_error(method: str, layout: dict[str, Any], named: str) -> None:
+def test_an_unsupported_plan_is_an_error_for_the_trainer(
+    method: str, layout: dict[str, Any], named: str
+) -> None:
     with pytest.raises(UserError, match=named):
         getattr(planned(**layout), method)()
 

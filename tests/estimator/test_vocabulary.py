@@ -58,7 +58,7 @@ ALLOWED = {
 FEW = 3
 
 
-def test_each_type_has_its_table_in_the_same_order() -> None:
+def test_each_name_type_matches_the_order_of_its_table() -> None:
     assert [name for name in METHODS if name in LAUNCHED_METHODS] == list(LAUNCHED_METHODS)
     assert tuple(TASKS) == get_args(vocabulary.Task)
     assert tuple(OPTIMIZERS) == get_args(vocabulary.Optimizer)
@@ -74,7 +74,7 @@ def test_a_method_without_quantization_is_its_own_base() -> None:
 
 
 @pytest.mark.parametrize("engine", LAUNCHED_ENGINES)
-def test_an_engine_trains_what_its_record_says(engine: str) -> None:
+def test_engine_support_matches_its_record(engine: str) -> None:
     """Every task, method and optimizer of the record is accepted with some settings, and no other."""
     spec = ENGINES[engine]
     accepted = [
@@ -107,7 +107,7 @@ def test_an_engine_trains_what_its_record_says(engine: str) -> None:
         assert set(names) == set(of_record)
 
 
-def test_no_other_module_lists_the_names_of_a_kind() -> None:
+def test_names_are_listed_in_the_vocabulary_only() -> None:
     found = {
         (str(file.relative_to(ROOT)), kind)
         for package in PRODUCT

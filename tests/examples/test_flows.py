@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def home(tmp_path: Path) -> Home:
-    """A folder with a datastore of its own, a tiny model and texts."""
+    """A folder with its own datastore, a tiny model and texts."""
     (tmp_path / ".metaflow").mkdir()
     tiny_llama.make(tmp_path / "tiny", config={**tiny_llama.CONFIG, "num_hidden_layers": 1})
     texts = [{"text": f"Ticket {number}: the printer does not print."} for number in range(64)]
@@ -24,15 +24,15 @@ def home(tmp_path: Path) -> Home:
     return Home(tmp_path)
 
 
-def run(home: Home, flow: str, *words: str) -> str:
+def run(home: Home, flow: str, *arguments: str) -> str:
     """Run an example; return its output."""
-    done = home.python(str(EXAMPLES / flow), "run", *words)
+    done = home.python(str(EXAMPLES / flow), "run", *arguments)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
 
 
 def greedy_answers(folder: Path, prompts: list[str]) -> list[str]:
-    """The answers in the chat template, one prompt at a time."""
+    """Generate greedy answers with the chat template, one prompt at a time."""
     from launchers.inference import finished
     from launchers.inference.conversation import Conversation, Sampling, load_finetuned
 
@@ -41,14 +41,14 @@ def greedy_answers(folder: Path, prompts: list[str]) -> list[str]:
     return [Conversation(loaded=loaded, sampling=sampling).ask(prompt).text for prompt in prompts]
 
 
-def test_batch_inference_answers_every_prompt_and_continues_where_it_stopped(home: Home) -> None:
+def test_batch_inference_answers_every_prompt_and_resumes_where_it_stopped(home: Home) -> None:
     pa = pytest.importorskip("pyarrow")
     import pyarrow.parquet as pq
 
     prompts = [f"Say {number}." for number in range(20)]
     pq.write_table(pa.table({"prompt": prompts}), home.path / "prompts.parquet")
-    words = ("--model", "tiny", "--prompts", "prompts.parquet", "--max-new-tokens", "4")
-    output = run(home, "batch_inference_flow.py", *words)
+    arguments = ("--model", "tiny", "--prompts", "prompts.parquet", "--max-new-tokens", "4")
+    output = run(home, "batch_inference_flow.py", *arguments)
     assert "answer: 1 CPU" in output, "sized by the estimator"
     answers = pq.read_table(home.path / "answers.parquet").to_pydict()
     assert answers["prompt"] == prompts
@@ -82,7 +82,7 @@ if __name__ == "__main__":
 """
 
 
-def test_interrupted_batch_inference_answers_only_the_rest_when_it_is_resumed(home: Home) -> None:
+def test_resumed_batch_inference_answers_only_the_remaining_prompts(home: Home) -> None:
     pa = pytest.importorskip("pyarrow")
     import pyarrow.parquet as pq
 
@@ -105,7 +105,7 @@ def test_plain_ddp_trains_on_two_nodes(home: Home) -> None:
     assert "steps on each node: [20, 20]" in run(home, "ddp_flow.py", "--steps", "20")
 
 
-def test_a_data_flow_is_right_sized_by_its_second_run(home: Home) -> None:
+def test_the_second_run_of_a_data_flow_is_right_sized(home: Home) -> None:
     assert "no comparable earlier task" in run(home, "rightsized_flow.py")
     assert "used in 1 earlier task" in run(home, "rightsized_flow.py")
 
@@ -113,15 +113,15 @@ def test_a_data_flow_is_right_sized_by_its_second_run(home: Home) -> None:
 @pytest.mark.nightly
 def test_trl_trains_on_two_nodes(home: Home) -> None:
     pytest.importorskip("trl")
-    words = ("--model", str(home.path / "tiny"), "--data", str(home.path / "texts.jsonl"), "--steps", "4")
-    assert "steps: 4" in run(home, "trl_flow.py", *words)
+    arguments = ("--model", str(home.path / "tiny"), "--data", str(home.path / "texts.jsonl"), "--steps", "4")
+    assert "steps: 4" in run(home, "trl_flow.py", *arguments)
 
 
 @pytest.mark.nightly
 def test_accelerate_trains_with_deepspeed_in_two_processes(home: Home) -> None:
     pytest.importorskip("deepspeed")
-    words = ("--model", str(home.path / "tiny"), "--steps", "3", "--gpus", "2", "--device", "cpu")
-    assert "steps: 3" in run(home, "accelerate_flow.py", *words)
+    arguments = ("--model", str(home.path / "tiny"), "--steps", "3", "--gpus", "2", "--device", "cpu")
+    assert "steps: 3" in run(home, "accelerate_flow.py", *arguments)
 
 
 @pytest.mark.nightly

@@ -1,4 +1,4 @@
-"""Argo Workflows' rules for retries, as docs/retries.md and workflow/controller/operator.go have them (3.7).
+"""Retry rules of Argo Workflows, from docs/retries.md and workflow/controller/operator.go (3.7).
 
 ``replay`` answers what becomes of a compiled step whose attempts end in a given way.
 """
@@ -16,7 +16,7 @@ _DURATION = {"s": 1, "m": MINUTE, "h": HOUR, "d": DAY}
 
 @dataclass(frozen=True, kw_only=True)
 class Ending:
-    """How one attempt ends by itself: after so many seconds, with what Argo sees of it."""
+    """The end of one attempt: after how many seconds, and what Argo sees."""
 
     after_s: float
     status: str = "Failed"  # "Succeeded", "Failed" or "Error"
@@ -26,7 +26,7 @@ class Ending:
 
 @dataclass(frozen=True, kw_only=True)
 class Replay:
-    """What becomes of a step."""
+    """The outcome of a step."""
 
     status: str
     attempts: int

@@ -1,4 +1,4 @@
-"""The checklist's options as the flow has them, with some of them given."""
+"""Options of the checklist flow, with some of them set."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ FLOOR = "system,op,floor,source\nhere,gemm_fp32,1000000,no processor is that fas
 """Thresholds that no machine reaches."""
 
 
-def values_with(**given: Any) -> dict[str, Any]:
-    return {**DEFAULTS, **given}
+def values_with(**values: Any) -> dict[str, Any]:
+    return {**DEFAULTS, **values}
 
 
-def options_with(**given: Any) -> checklist_launch.FlowOptions:
-    return checklist_launch.options_of(values_with(**given))
+def options_with(**values: Any) -> checklist_launch.FlowOptions:
+    return checklist_launch.options_of(values_with(**values))
 
 
-def run_config_with(**given: Any) -> checklist_launch.RunConfig:
+def run_config_with(**values: Any) -> checklist_launch.RunConfig:
     launch = Launch(backend="local", gpus_per_node=None, thresholds=None, thresholds_file="")
-    return resolve(options_with(device="cpu", **given), launch, datastore="/")
+    return resolve(options_with(device="cpu", **values), launch, datastore="/")

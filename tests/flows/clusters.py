@@ -1,4 +1,4 @@
-"""Clusters of other shapes on a real control plane: nodes, who uses them, pods as a plan asks for them."""
+"""Clusters of different shapes on a real control plane, and pods that request a plan."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STATUS = "/api/v1/namespaces/kube-system/configmaps"
 
 
 def node(name: str, labels: Json, resources: Json, *, provider: str = "", **spec: Any) -> Json:
-    """A Ready node as its kubelet and the cloud's controller describe it."""
+    """Return a Ready node as described by its kubelet and the cloud controller."""
     reported = {"pods": "110", "ephemeral-storage": "4Ti", **resources}
     return {
         "apiVersion": "v1",
@@ -41,7 +41,7 @@ def node(name: str, labels: Json, resources: Json, *, provider: str = "", **spec
 
 
 def own_a100(name: str, product: str = "NVIDIA-A100-SXM4-80GB", **spec: Any) -> Json:
-    """On premises, with the labels of NVIDIA's GPU feature discovery."""
+    """Return an on-premises node with the labels of GPU feature discovery."""
     labels = {
         "nvidia.com/gpu.product": product,
         "nvidia.com/gpu.memory": "81920",
@@ -52,7 +52,7 @@ def own_a100(name: str, product: str = "NVIDIA-A100-SXM4-80GB", **spec: Any) -> 
 
 
 def gke(name: str, pool: str, machine: str, gpu: str, cpu: str, memory: str) -> Json:
-    """A node of GKE; ``gpu``: as its accelerator label says, empty for none."""
+    """Return a node of GKE; ``gpu``: value of its accelerator label, empty for none."""
     labels = {
         "node.kubernetes.io/instance-type": machine,
         "topology.kubernetes.io/zone": "us-central1-a",
@@ -69,7 +69,7 @@ def cpu_node(name: str, provider: str = "") -> Json:
 
 
 def holding(name: str, on: str, gpus: int) -> Json:
-    """Somebody's pod that runs there."""
+    """Return a running pod of another user."""
     resources = {"limits": {"nvidia.com/gpu": str(gpus)}, "requests": {"cpu": "8", "memory": "64Gi"}}
     container = {"name": "c", "image": "c", "resources": resources}
     tolerations = [{"operator": "Exists"}]
@@ -79,7 +79,7 @@ def holding(name: str, on: str, gpus: int) -> Json:
 
 @dataclass
 class Shape:
-    """A cluster while a test gives it a shape; what was made goes with it."""
+    """A cluster whose shape a test sets; its objects are removed afterwards."""
 
     plane: ControlPlane
     namespace: str
@@ -104,10 +104,10 @@ class Shape:
         self.plane.api().delete(f"/api/v1/namespaces/{self.namespace}/pods/{name}", gracePeriodSeconds=0)
 
     def autoscaler(self, *groups: tuple[str, int, int]) -> None:
-        """The cluster autoscaler's status: (group, nodes that it has, its largest size)."""
+        """Return the status of the cluster autoscaler: (group, current nodes, maximum)."""
         lines = [
-            f"- name: {name}\n  health: {{cloudProviderTarget: {now}, minSize: 0, maxSize: {most}}}"
-            for name, now, most in groups
+            f"- name: {name}\n  health: {{cloudProviderTarget: {now}, minSize: 0, maxSize: {largest_group}}}"
+            for name, now, largest_group in groups
         ]
         text = "\n".join(["autoscalerStatus: Running", "nodeGroups:", *lines])
         self.make(STATUS, {"metadata": {"name": "cluster-autoscaler-status"}, "data": {"status": text}})
@@ -119,7 +119,7 @@ class Shape:
     def preflight(
         self, plan: Plan, tolerations: tuple[Toleration, ...] = ()
     ) -> tuple[Findings, ClusterFacts]:
-        """What the preflight says of a plan's request."""
+        """Return the preflight findings for the request of a plan."""
         return inspect(
             plan.request,
             options=Options(),
@@ -131,10 +131,10 @@ class Shape:
         )
 
     def submit(self, plan: Plan, tolerations: tuple[Toleration, ...] = ()) -> list[str]:
-        """One pod for each of the plan's nodes, asking for what its step would; their names."""
+        """Create one pod per node of the plan with the request of its step; return their names."""
         _, facts = self.preflight(plan, tolerations)
-        asked = StepRequest(backend="kubernetes", request=plan.request)
-        values = values_for(replace(asked, facts=facts))
+        step_request = StepRequest(backend="kubernetes", request=plan.request)
+        values = values_for(replace(step_request, facts=facts))
         sizes = values.resources
         requests = {
             "cpu": f"{sizes['cpu']}",
@@ -147,11 +147,11 @@ class Shape:
             "image": "c",
             "resources": {"requests": {**requests, **gpus}, "limits": gpus},
         }
-        own = [item.to_dict() for item in tolerations]
+        toleration_items = [item.to_dict() for item in tolerations]
         spec = {
             "containers": [container],
             "nodeSelector": values.compute.get("node_selector") or {},
-            "tolerations": own or values.compute.get("tolerations") or [],
+            "tolerations": toleration_items or values.compute.get("tolerations") or [],
         }
         names = [f"run-{number}" for number in range(plan.request.nodes)]
         for name in names:
@@ -159,13 +159,13 @@ class Shape:
         return names
 
     def node_of(self, pod: str) -> str | None:
-        """Where the scheduler has put a pod; None: nowhere yet."""
+        """Return the node on which the scheduler has placed a pod, or None."""
         path = f"/api/v1/namespaces/{self.namespace}/pods/{pod}"
         name: str | None = self.plane.api().get(path)["spec"].get("nodeName")
         return name
 
     def admitted(self, plan: Plan, tolerations: tuple[Toleration, ...] = ()) -> list[str]:
-        """The nodes on which the real scheduler places the plan's pods."""
+        """Return the nodes on which the real scheduler places the pods of the plan."""
         pods = self.submit(plan, tolerations)
         wait_for(lambda: all(self.node_of(pod) for pod in pods), 60, "the pods are placed", every=0.3)
         return [str(self.node_of(pod)) for pod in pods]

@@ -1,4 +1,4 @@
-"""Runs the flow as a user does, in a folder of its own, and reads the artifacts back."""
+"""Runs of a flow as a user starts them, each in its own folder, and their artifacts."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ pickle.dump(found, sys.stdout.buffer)
 
 @dataclass
 class FlowRun:
-    """A run of a flow that has ended."""
+    """A finished run of a flow."""
 
     home: Path
     environment: dict[str, str]
@@ -69,12 +69,12 @@ class FlowRun:
 
     @property
     def text(self) -> str:
-        """The output without Metaflow's prefixes and line breaks."""
+        """The output without Metaflow prefixes and line breaks."""
         lines = (re.sub(r"^\S+ \S+ \[[^]]*\] ", "", line) for line in self.output.splitlines())
         return " ".join(" ".join(lines).split())
 
     def artifacts(self, flow: str = "FinetuneFlow") -> dict[str, Any]:
-        """Read all artifacts of the finished tasks by name; a later step's win."""
+        """Read all artifacts of finished tasks by name; later steps override earlier ones."""
         return read_artifacts(self.home, self.environment, f"{flow}/{self.run_id}")
 
     def card(self, flow: Path, step: str, card_id: str) -> str:
@@ -83,7 +83,7 @@ class FlowRun:
 
 
 def read_artifacts(home: Path, environment: dict[str, str], run: str) -> dict[str, Any]:
-    """Read all artifacts of a run's finished tasks by name, with Metaflow's client; a later step's win."""
+    """Read artifacts of finished tasks by name, with the Metaflow client; later steps take precedence."""
     read = subprocess.run(
         [sys.executable, "-c", READ_ARTIFACTS, run],
         cwd=home,
@@ -92,8 +92,8 @@ def read_artifacts(home: Path, environment: dict[str, str], run: str) -> dict[st
         check=True,
         timeout=120,
     )
-    found: dict[str, Any] = pickle.loads(read.stdout)  # noqa: S301
-    return found
+    artifacts: dict[str, Any] = pickle.loads(read.stdout)  # noqa: S301
+    return artifacts
 
 
 def read_card(home: Path, environment: dict[str, str], flow: Path, task: str, card_id: str) -> str:
@@ -111,16 +111,16 @@ def read_card(home: Path, environment: dict[str, str], flow: Path, task: str, ca
 
 
 def content_of_card(page: str) -> str:
-    """Decode what the page of a card shows."""
+    """Decode the content of a card page."""
     data = re.search(r'__MF_DATA__\["[^"]*"\] = "([^"]+)"', page)
     assert data is not None, page[:1000]
     return base64.b64decode(data[1]).decode()
 
 
-def environment(home: Path, **more: str) -> dict[str, str]:
-    """A user's environment whose every folder lies below ``home``; nothing is fetched from a hub."""
-    kept = {key: os.environ[key] for key in ("PATH", "HOME", "LANG", "TMPDIR") if key in os.environ}
-    return kept | {
+def environment(home: Path, **variables: str) -> dict[str, str]:
+    """Return a user's environment with every folder below ``home``; downloads are disabled."""
+    inherited = {key: os.environ[key] for key in ("PATH", "HOME", "LANG", "TMPDIR") if key in os.environ}
+    return inherited | {
         "METAFLOW_USER": "tester",
         "METAFLOW_DEFAULT_DATASTORE": "local",
         "METAFLOW_DEFAULT_METADATA": "local",
@@ -131,11 +131,13 @@ def environment(home: Path, **more: str) -> dict[str, str]:
         "XDG_CACHE_HOME": str(home / "cache"),
         "HF_HUB_OFFLINE": "1",
         "PYTHONUNBUFFERED": "1",
-        **more,
+        **variables,
     }
 
 
-def start_flow(home: Path, arguments: list[str], flow: Path = FLOW, **more: str) -> subprocess.Popen[str]:
+def start_flow(
+    home: Path, arguments: list[str], flow: Path = FLOW, **variables: str
+) -> subprocess.Popen[str]:
     """Start a flow; its output goes to ``home/log``."""
     # A shell's background jobs ignore a Ctrl-C, and so would this if pytest were one
     command = ["env", "--default-signal=INT", sys.executable, str(flow), *arguments]
@@ -145,7 +147,7 @@ def start_flow(home: Path, arguments: list[str], flow: Path = FLOW, **more: str)
         return subprocess.Popen(
             command,
             cwd=home,
-            env=environment(home, **more),
+            env=environment(home, **variables),
             stdout=log,
             stderr=subprocess.STDOUT,
             text=True,
@@ -159,12 +161,12 @@ def run_flow(
     timeout: float = 400,
     flow: Path = FLOW,
     hurt: Callable[[subprocess.Popen[str]], None] = lambda _: None,
-    **more: str,
+    **variables: str,
 ) -> FlowRun:
     """Run a flow in the folder ``home`` to its end, with ``hurt`` done to it; no process may be left."""
     began = time.monotonic()
     (home / "run_id").unlink(missing_ok=True)
-    process = start_flow(home, list(arguments), flow, **more)
+    process = start_flow(home, list(arguments), flow, **variables)
     try:
         hurt(process)
         process.wait(timeout)
@@ -173,7 +175,7 @@ def run_flow(
             process.kill()
     ended = FlowRun(
         home=home,
-        environment=environment(home, **more),
+        environment=environment(home, **variables),
         returncode=process.returncode,
         output=(home / "log").read_text(),
         seconds=time.monotonic() - began,
@@ -214,8 +216,8 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str
                 chosen = [f"--engine={engine}", f"--method={method}", f"--nodes={nodes}"]
                 chosen.append(f"--eval-every={EVALUATED}")
                 data = write_sums(home / f"my sums{FORMS[engine]}")
-                if more := MORE.get((engine, method, nodes)):
-                    chosen += more
+                if extra_lines := MORE.get((engine, method, nodes)):
+                    chosen += extra_lines
                     write_task(home)
                     write_sums(home / "sums.jsonl")
                 trained = run_flow(home, "run", *chosen, f"--dataset={data}", *QUICK)
@@ -229,12 +231,12 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str
 
 
 def left_behind(home: Path, wait_s: float = 15) -> list[psutil.Process]:
-    """Processes that still carry this test's work folder in their environment."""
+    """Return processes that still have the work folder of this test in their environment."""
     deadline = time.monotonic() + wait_s
     while True:
-        found = [p for p in psutil.process_iter() if p.pid != os.getpid() and _belongs(p, home)]
-        if not found or time.monotonic() > deadline:
-            return found
+        processes = [p for p in psutil.process_iter() if p.pid != os.getpid() and _belongs(p, home)]
+        if not processes or time.monotonic() > deadline:
+            return processes
         time.sleep(0.3)
 
 

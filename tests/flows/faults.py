@@ -1,4 +1,4 @@
-"""Runs of the flow that are hurt on purpose: who runs where, at which moment, and how it ends."""
+"""Runs with injected faults: which process, at which moment, and the outcome."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ pickle.dump(found, sys.stdout.buffer)
 
 @dataclass
 class Node:
-    """One node's training task that is alive, by its work folder."""
+    """A running training task of one node, identified by its work folder."""
 
     folder: Path
     task_pid: int
@@ -62,7 +62,7 @@ class Node:
         return None
 
     def step(self) -> int:
-        """The last step that a rank of this node has made in this attempt."""
+        """Return the last step of a rank of this node in this attempt."""
         steps = [0]
         for path in (self.folder / "node" / "telemetry").glob("rank-*.jsonl"):
             for line in path.read_text().splitlines():
@@ -81,7 +81,7 @@ class Node:
 
 @dataclass
 class Ended:
-    """What a fault has led to."""
+    """The outcome of a fault."""
 
     committed: int  # the newest whole checkpoint's step when it struck
     seconds: float  # until every process that it should end had ended
@@ -89,13 +89,13 @@ class Ended:
 
 
 class Flow:
-    """One run of the flow in ``home``; several, one after the other, share the datastore there."""
+    """Runs of the flow in ``home`` that share a datastore."""
 
-    def __init__(self, home: Path, *arguments: str, nodes: int, **more: str) -> None:
+    def __init__(self, home: Path, *arguments: str, nodes: int, **variables: str) -> None:
         self.home, self.nodes = home, nodes
-        self._environment = environment(home, **more)
+        self._environment = environment(home, **variables)
         (home / "run_id").unlink(missing_ok=True)
-        self.process = start_flow(home, list(arguments), FLOW, **more)
+        self.process = start_flow(home, list(arguments), FLOW, **variables)
 
     # -- what is to be seen ----------------------------------------------------------------------------
 
@@ -108,7 +108,7 @@ class Flow:
         return (self.home / "run_id").read_text()
 
     def outcome(self) -> dict[str, Any]:
-        """Metrics and the step gone on from, of the training that has ended well."""
+        """Return metrics and the checkpoint step from which the finished training resumed."""
         read = subprocess.run(
             [sys.executable, "-c", READ_OUTCOME, f"FinetuneFlow/{self.run_id}"],
             cwd=self.home,
@@ -123,28 +123,28 @@ class Flow:
         return [(row["step"], row["loss"]) for row in self.outcome()["metrics"]]
 
     def went_on_from(self) -> list[int]:
-        """For each attempt of the training, the step of the checkpoint that it went on from; 0: none."""
+        """Return for each attempt the step of the checkpoint from which it resumed, or 0."""
         attempts = self.log.partition("/train")[2].split("Task is starting (retry)")
-        found = [re.search(r"from the checkpoint of step (\d+)", attempt) for attempt in attempts]
-        return [int(match[1]) if match else 0 for match in found]
+        steps_found = [re.search(r"from the checkpoint of step (\d+)", attempt) for attempt in attempts]
+        return [int(match[1]) if match else 0 for match in steps_found]
 
     def node(self, number: int) -> Node | None:
-        """The training task of a node, once its rank has started."""
+        """Wait for a rank of the node and return its training task."""
         work = Path(self._environment["FINETUNE_WORK_DIR"])
         for folder in work.glob(f"*/{self._own_id()}-train-*"):
             with contextlib.suppress(OSError, ValueError, psutil.Error):
                 pid, created = (folder / "owner").read_text().split()
                 if abs(psutil.Process(int(pid)).create_time() - float(created)) < 1:
-                    found = Node(folder, int(pid))
-                    if found.rank_pid(number) is not None:
-                        return found
+                    gpu_node = Node(folder, int(pid))
+                    if gpu_node.rank_pid(number) is not None:
+                        return gpu_node
         return None
 
     def _own_id(self) -> str:
         return self.run_id if (self.home / "run_id").exists() else "none-yet"
 
     def committed(self) -> int:
-        """The step of this run's newest whole checkpoint; 0: there is none."""
+        """Return the step of the newest complete checkpoint of this run, or 0."""
         store = Path(self._environment["METAFLOW_DATASTORE_SYSROOT_LOCAL"]) / ".metaflow" / "FinetuneFlow"
         folders = store.glob(f"finetune/checkpoints/{self._own_id()}/*/step-*/checkpoint.json")
         return max((int(path.parent.name[5:13]) for path in folders), default=0)
@@ -154,9 +154,9 @@ class Flow:
     def wait_for(self, what: Callable[[], Any], within: float = 240, pause: float = 0.05) -> Any:
         deadline = time.monotonic() + within
         while True:
-            found = what()
-            if found:
-                return found
+            value = what()
+            if value:
+                return value
             if self.process.poll() is not None:
                 raise AssertionError(f"the run ended first:\n{self.log}")
             if time.monotonic() > deadline:
@@ -164,7 +164,7 @@ class Flow:
             time.sleep(pause)
 
     def wait_until(self, moment: Moment, rank: int = 0) -> None:
-        """Wait for a moment of the attempt that is running or about to."""
+        """Wait for a moment of the current or next attempt."""
         node = self._all_there()[rank]
         start = self.committed()
         if moment == "in the middle":
@@ -174,29 +174,29 @@ class Flow:
             self.wait_for(lambda: node.writes_checkpoint(rank), pause=0.001)
 
     def _all_there(self) -> list[Node]:
-        found: list[Node] = []
+        matches: list[Node] = []
 
-        def look() -> bool:
-            found[:] = [node for number in range(self.nodes) if (node := self.node(number))]
-            return len(found) == self.nodes
+        def all_exist() -> bool:
+            matches[:] = [node for number in range(self.nodes) if (node := self.node(number))]
+            return len(matches) == self.nodes
 
-        self.wait_for(look)
-        return found
+        self.wait_for(all_exist)
+        return matches
 
     def end(self, within: float = 400) -> int:
-        """The exit status of the run, which leaves no process behind."""
+        """Wait for the run and return its exit status; no process may be left."""
         try:
             code = self.process.wait(within)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"not ended within {within:g} s:\n{self.log}") from None
-        left = left_behind(self.home)
-        assert not left, left
+        leftover = left_behind(self.home)
+        assert not leftover, leftover
         return code
 
     # -- hurting ---------------------------------------------------------------------------------------
 
     def pid_of(self, who: Who, rank: int = 0) -> int:
-        """``rank`` is the number of the node, too: each has one rank."""
+        """``rank`` is also the number of the node: each node has one rank."""
         if who == "scheduler":
             return self.process.pid
         node = self.node(rank)
@@ -206,7 +206,7 @@ class Flow:
         return pid
 
     def kill(self, who: Who, moment: Moment, rank: int = 0, within: float = 180) -> Ended:
-        """kill -9 at a moment, then wait until the whole attempt (for the scheduler: the run) has ended."""
+        """Send kill -9 at a moment, then wait until the attempt (or run) has ended."""
         self._all_there()
         pid = self.pid_of(who, rank)
         doomed = [*self._belonging()]  # looked up first: it takes longer than a checkpoint
@@ -215,7 +215,7 @@ class Flow:
         return self._ending(doomed, who == "scheduler", within)
 
     def stop(self, how: Literal["Ctrl-C", "SIGINT", "SIGTERM"], within: float = 180) -> Ended:
-        """Tell the run to stop; a terminal's Ctrl-C goes to its tasks, too."""
+        """Interrupt the run; Ctrl-C of a terminal also reaches its tasks."""
         doomed = [*self._belonging()]
         if how == "Ctrl-C":
             os.killpg(self.process.pid, signal.SIGINT)
@@ -228,19 +228,19 @@ class Flow:
         committed = self.committed()
         if whole_run:
             self.process.wait(within)
-        while (left := [p for p in doomed if _is_alive(p)]) and time.monotonic() - began < within:
+        while (leftover := [p for p in doomed if _is_alive(p)]) and time.monotonic() - began < within:
             time.sleep(0.05)
-        return Ended(committed, time.monotonic() - began, [_name(process) for process in left])
+        return Ended(committed, time.monotonic() - began, [_name(process) for process in leftover])
 
     def _belonging(self) -> Iterator[psutil.Process]:
-        """All processes of the run but its scheduler, the sweepers of its tasks among them."""
-        own = [p for p in left_behind(self.home, wait_s=0) if p.pid != self.process.pid]
-        yield from own
-        pids = {str(process.pid) for process in own}
+        """Return all processes of the run except its scheduler, including the cleaners of its tasks."""
+        processes_of_run = [p for p in left_behind(self.home, wait_s=0) if p.pid != self.process.pid]
+        yield from processes_of_run
+        pids = {str(process.pid) for process in processes_of_run}
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
-                words = process.cmdline()
-                if "launchers.cluster.processes" in words and words[-1] in pids:
+                arguments = process.cmdline()
+                if "launchers.cluster.processes" in arguments and arguments[-1] in pids:
                     yield process
 
     def clean_up(self) -> None:

@@ -1,4 +1,4 @@
-"""The checklist flow as a user runs it: two nodes on this machine, the verdict, the past, what is refused."""
+"""The checklist flow as a user runs it: two local nodes, verdict, history, and refusals."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ KEPT = ".metaflow/ChecklistFlow/finetune/runs/*"  # what a run keeps while it me
 BUSY_SECONDS = 480  # a run takes less than 60 on a machine that does nothing else
 
 
-def _flow(home: Path, *arguments: str, **more: Any) -> FlowRun:
+def _flow(home: Path, *arguments: str, **overrides: Any) -> FlowRun:
     return run_flow(
-        home, *arguments, flow=FLOW, timeout=BUSY_SECONDS, AWS_EC2_METADATA_DISABLED="true", **more
+        home, *arguments, flow=FLOW, timeout=BUSY_SECONDS, AWS_EC2_METADATA_DISABLED="true", **overrides
     )
 
 
@@ -50,7 +50,7 @@ def first(home: Path) -> FlowRun:
 
 @pytest.fixture(scope="module")
 def failed(tmp_path_factory: pytest.TempPathFactory) -> FlowRun:
-    """A run whose own thresholds no machine can reach."""
+    """A run whose thresholds no machine can reach."""
     folder = tmp_path_factory.mktemp("failed")
     (folder / "thresholds.csv").write_text(FLOOR)
     checks = ("--only", "ranks,gemm", "--thresholds", "thresholds.csv", "--system", "here")
@@ -70,76 +70,76 @@ def test_a_run_with_no_options_ends_with_a_verdict_a_card_and_a_result(
 ) -> None:
     record_property("seconds", round(first.seconds, 1))
     assert first.returncode == 0, first.output
-    found = first.artifacts("ChecklistFlow")
-    result = steps.from_plain(found["result"])
+    artifacts = first.artifacts("ChecklistFlow")
+    result = steps.from_plain(artifacts["result"])
     assert result.verdict in ("PASS", "WARN")
     assert f"{result.verdict}: " in first.text
     assert len(result.nodes) == 2
     assert result.check("mesh").verdict == "PASS"  # type: ignore[union-attr]
     assert result.check("correctness").verdict == "PASS"  # type: ignore[union-attr]
     assert result.check("datastore").measured  # type: ignore[union-attr]
-    assert found["healthy_nodes"] == list(result.nodes)
-    assert found["bad_nodes"] == []
-    assert found["cluster"].startswith("local:")
+    assert artifacts["healthy_nodes"] == list(result.nodes)
+    assert artifacts["bad_nodes"] == []
+    assert artifacts["cluster"].startswith("local:")
     assert results.read(first.home / "checklist-result.json").verdict in ("PASS", "WARN", "FAIL")
     assert "checklist-result.json" in first.output
     assert result.headline.split(".")[0] in first.card(FLOW, "verdict", "checklist")
 
 
 @pytest.mark.slow
-def test_a_fail_ends_the_flow_after_all_is_stored_with_one_clear_line(failed: FlowRun) -> None:
+def test_a_failed_checklist_stores_its_results_and_ends_the_flow_with_one_line(failed: FlowRun) -> None:
     assert failed.returncode != 0
     assert "Traceback" not in failed.output, failed.output
     assert "FAIL: gemm_fp32 of all 2 ranks is below the floor" in failed.text
-    found = failed.artifacts("ChecklistFlow")
-    assert json.loads((failed.home / "failed.json").read_text()) == found["result"]
-    assert found["result"]["verdict"] == "FAIL"
+    artifacts = failed.artifacts("ChecklistFlow")
+    assert json.loads((failed.home / "failed.json").read_text()) == artifacts["result"]
+    assert artifacts["result"]["verdict"] == "FAIL"
     assert "not fit for training" in failed.card(FLOW, "verdict", "checklist")
 
 
 @pytest.mark.nightly
 @pytest.mark.slow
-def test_a_failure_stands_until_the_same_check_passes(later: FlowRun) -> None:
+def test_a_failure_stays_open_until_the_same_check_passes(later: FlowRun) -> None:
     assert later.returncode != 0
-    found = later.artifacts("ChecklistFlow")["result"]
-    assert len(found["nodes"]) == 1
-    assert {check["check"]: check["verdict"] for check in found["checks"]}["correctness"] == "PASS"
-    assert [item["check"] for item in found["standing"]] == ["gemm"]
+    result = later.artifacts("ChecklistFlow")["result"]
+    assert len(result["nodes"]) == 1
+    assert {check["check"]: check["verdict"] for check in result["checks"]}["correctness"] == "PASS"
+    assert [item["check"] for item in result["standing"]] == ["gemm"]
     assert "Still open from an earlier run" in later.text
     assert "--only gemm" in later.text
-    assert any("1 earlier run of local:" in n and "1 failures still open" in n for n in found["notes"])
+    assert any("1 earlier run of local:" in n and "1 failures still open" in n for n in result["notes"])
 
 
 @pytest.mark.slow
-def test_a_node_whose_process_is_killed_is_named_and_the_verdict_still_comes(tmp_path: Path) -> None:
+def test_a_node_with_a_killed_process_is_named_and_the_run_has_a_verdict(tmp_path: Path) -> None:
     def hurt(_: subprocess.Popen[str]) -> None:
         os.kill(_supervisor(tmp_path, node=1), signal.SIGKILL)
 
     run = _flow(tmp_path, "run", "--op-timeout", "20", hurt=hurt)
     assert run.returncode != 0
-    found = run.artifacts("ChecklistFlow")["result"]
-    assert found["verdict"] == "FAIL", run.output
-    assert found["bad_nodes"] == ["local1"], run.output
-    assert any("was ended by signal 9" in note for note in found["notes"])
+    result = run.artifacts("ChecklistFlow")["result"]
+    assert result["verdict"] == "FAIL", run.output
+    assert result["bad_nodes"] == ["local1"], run.output
+    assert any("was ended by signal 9" in note for note in result["notes"])
     assert "Traceback" not in run.output
 
 
 @pytest.mark.nightly
 @pytest.mark.slow
-def test_a_step_that_is_lost_is_judged_by_what_its_nodes_had_measured(tmp_path: Path) -> None:
-    kept: list[Path] = []
+def test_a_lost_step_is_judged_by_the_stored_measurements_of_its_nodes(tmp_path: Path) -> None:
+    stored_measurements: list[Path] = []
 
     def hurt(_: subprocess.Popen[str]) -> None:
-        kept.append(_until(lambda: next(tmp_path.glob(f"{KEPT}/measured.json"), None)))
+        stored_measurements.append(_until(lambda: next(tmp_path.glob(f"{KEPT}/measured.json"), None)))
         os.kill(psutil.Process(_supervisor(tmp_path, node=0)).ppid(), signal.SIGKILL)
 
     run = _flow(tmp_path, "run", hurt=hurt)
     assert run.returncode != 0
-    found = run.artifacts("ChecklistFlow")["result"]
-    assert found["verdict"] == "NO-VERDICT", run.output
-    assert len(found["nodes"]) == 2, "the facts were measured by then"
-    assert "A pod or container of the step did not finish" in found["headline"]
-    measured, judged = json.loads(kept[0].read_text()), found["measurements"]
+    result = run.artifacts("ChecklistFlow")["result"]
+    assert result["verdict"] == "NO-VERDICT", run.output
+    assert len(result["nodes"]) == 2, "the facts were measured by then"
+    assert "A pod or container of the step did not finish" in result["headline"]
+    measured, judged = json.loads(stored_measurements[0].read_text()), result["measurements"]
     facts = [[record(Facts, fact) for fact in run_of["facts"]] for run_of in (measured, judged)]
     assert facts[0] == facts[1]
     assert "Traceback" not in run.output
@@ -161,17 +161,17 @@ def test_ctrl_c_ends_a_run_at_once_and_resume_finishes_it(tmp_path: Path) -> Non
     assert resumed.artifacts("ChecklistFlow")["result"]["verdict"] in ("PASS", "WARN")
 
 
-def _until(found: Callable[[], Any]) -> Any:
+def _until(condition: Callable[[], Any]) -> Any:
     deadline = time.monotonic() + BUSY_SECONDS / 2
     while time.monotonic() < deadline:
-        if (value := found()) is not None:
+        if (value := condition()) is not None:
             return value
         time.sleep(0.02)
     raise AssertionError("it did not come")
 
 
 def _supervisor(home: Path, node: int) -> int:
-    """The process that looks after that node's ranks, once they have told who they are."""
+    """Return the supervisor of the ranks of that node, once they have joined."""
     deadline = time.monotonic() + BUSY_SECONDS / 2
     while time.monotonic() < deadline:
         reported = [Progress(file).read().operation for file in home.glob(f"work/*/*/rank{node}.progress")]
@@ -183,41 +183,43 @@ def _supervisor(home: Path, node: int) -> int:
 
 def _looks_after(process: psutil.Process, home: Path, node: int) -> bool:
     try:
-        said = process.environ() if "checklist.run.local" in process.cmdline() else {}
+        process_environment = process.environ() if "checklist.run.local" in process.cmdline() else {}
     except (psutil.NoSuchProcess, psutil.AccessDenied):
         return False
-    if said.get("FINETUNE_WORK_DIR") != str(home / "work"):
+    if process_environment.get("FINETUNE_WORK_DIR") != str(home / "work"):
         return False
-    return said["CHECKLIST_LOCAL_NODE"] == str(node)
+    return process_environment["CHECKLIST_LOCAL_NODE"] == str(node)
 
 
 @pytest.fixture(scope="module")
 def launch(home: Path) -> Iterator[Callable[..., FlowRun]]:
-    """``launch("run", "--help")``: the flow's command line, which ends before it starts a task."""
+    """``launch("run", "--help")``: run the command line of the flow, which ends before starting a task."""
     variables = environment(home, AWS_EC2_METADATA_DISABLED="true")
     with WarmPython("flows.cluster_check.steps", environment=variables, folder=home) as warm:
 
-        def run(*words: str) -> FlowRun:
-            done = warm.run([str(FLOW), *words], folder=home, environment=variables, merge=True)
+        def run(*arguments: str) -> FlowRun:
+            done = warm.run([str(FLOW), *arguments], folder=home, environment=variables, merge=True)
             return FlowRun(home, variables, done.returncode, done.stdout, seconds=0.0)
 
         yield run
 
 
-def test_a_mistake_is_one_line_and_nothing_is_launched(home: Path, launch: Callable[..., FlowRun]) -> None:
+def test_a_user_error_is_reported_in_one_line_and_launches_nothing(
+    home: Path, launch: Callable[..., FlowRun]
+) -> None:
     (home / "options.yaml").write_text("nodess: 3\n")
-    for words, said in (
+    for arguments, message_part in (
         (["run", "--only", "meshh"], "meshh"),
         (["--config", "options", "options.yaml", "run"], "'nodess'. Did you mean nodes?"),
     ):
-        run = launch(*words)
+        run = launch(*arguments)
         assert run.returncode != 0
-        assert said in run.text
+        assert message_part in run.text
         assert "Traceback" not in run.output
         assert "Workflow starting" not in run.output
 
 
-def test_every_option_is_a_flag_of_the_flow_and_nothing_else_is(launch: Callable[..., FlowRun]) -> None:
+def test_the_flags_of_the_flow_are_exactly_the_checklist_options(launch: Callable[..., FlowRun]) -> None:
     text = launch("run", "--help").output
     flags = {"--" + name.replace("_", "-") for name in DEFAULTS}
     assert flags <= set(re.findall(r"--[a-z-]+", text))

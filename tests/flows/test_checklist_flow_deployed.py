@@ -1,4 +1,4 @@
-"""The nightly checklist: an Argo workflow, compiled against an S3 of this machine."""
+"""The nightly checklist: an Argo workflow, compiled with a local S3."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
     return Home(folder)
 
 
-def _argo(home: Home, address: str, *words: str) -> dict[str, Any]:
-    words = (*words, "argo-workflows", "--name", "checklist", "create", "--only-json")
-    workflow, said = compiled(home, address, FLOW, *words, CHECKLIST_WEBHOOK_URL=WEBHOOK)
-    assert "Traceback" not in said
+def _argo(home: Home, address: str, *arguments: str) -> dict[str, Any]:
+    arguments = (*arguments, "argo-workflows", "--name", "checklist", "create", "--only-json")
+    workflow, text = compiled(home, address, FLOW, *arguments, CHECKLIST_WEBHOOK_URL=WEBHOOK)
+    assert "Traceback" not in text
     return workflow
 
 
 @pytest.mark.slow
-def test_the_nightly_checklist_asks_for_the_nodes_it_was_deployed_for(home: Home, s3: str) -> None:
+def test_the_nightly_checklist_requests_the_nodes_of_its_deployment(home: Home, s3: str) -> None:
     workflow = _argo(home, s3, "--config", "options", str(home.path / "nightly.yaml"))
     cron = json.loads(workflow["metadata"]["annotations"]["metaflow/cron"])
     assert cron["schedule"] == "0 3 * * ?"  # the six fields of @schedule without the year
@@ -78,13 +78,13 @@ def test_the_nightly_checklist_asks_for_the_nodes_it_was_deployed_for(home: Home
 
 
 @pytest.mark.slow
-def test_a_one_node_nightly_checklist_has_low_priority_and_knows_its_node(home: Home, s3: str) -> None:
+def test_a_nightly_checklist_of_one_node_has_low_priority_and_selects_its_node(home: Home, s3: str) -> None:
     workflow = _argo(home, s3, "--config-value", "options", "{nodes: 1, priority_class: idle}")
-    found = templates(workflow)
-    retried = {name for name, made in found.items() if "retryStrategy" in made}
+    pod_templates = templates(workflow)
+    retried = {name for name, made in pod_templates.items() if "retryStrategy" in made}
     assert {"start", "verdict", "end"} <= retried
     assert not {"check", "check-nodes"} & retried, "what was lost is part of the result"
-    steps = [found[name] for name in ("start", "check", "verdict", "end")]
+    steps = [pod_templates[name] for name in ("start", "check", "verdict", "end")]
     patches = [json.loads(step["podSpecPatch"]) for step in steps]
     assert [patch.get("priorityClassName") for patch in patches] == ["idle"] * 4
     (main,) = patches[1]["containers"]
@@ -93,7 +93,7 @@ def test_a_one_node_nightly_checklist_has_low_priority_and_knows_its_node(home: 
 
 
 @pytest.mark.slow
-def test_values_of_the_with_option_are_kept(home: Home, s3: str) -> None:
+def test_values_of_the_with_option_are_kept_in_a_deployment(home: Home, s3: str) -> None:
     with_own = "kubernetes:gpu=4,cpu=10,shared_memory=20000,node_selector=pool=big"
     workflow = _argo(home, s3, "--config-value", "options", "nodes: 2", "--with", with_own)
     manifest = templates(workflow)["check-nodes"]["resource"]["manifest"]

@@ -42,19 +42,19 @@ def test_a_run_learns_and_exports_a_model_that_transformers_loads(
     finished_run: Callable[[str, str, int], FlowRun], engine: str, method: str, nodes: int
 ) -> None:
     run = finished_run(engine, method, nodes)
-    found = run.artifacts()
-    losses = [row["loss"] for row in found["metrics"]]
+    artifacts = run.artifacts()
+    losses = [row["loss"] for row in artifacts["metrics"]]
     assert len(losses) == STEPS
     assert losses[-1] < losses[0] - 0.05
-    assert found["plan"].layout.nodes == nodes
-    assert found["measured"].memory_peak_bytes > 100 * 2**20
-    assert found["evaluation"].finetuned.loss < found["evaluation"].base.loss
-    evaluations = found["outcome"].evaluations
+    assert artifacts["plan"].layout.nodes == nodes
+    assert artifacts["measured"].memory_peak_bytes > 100 * 2**20
+    assert artifacts["evaluation"].finetuned.loss < artifacts["evaluation"].base.loss
+    evaluations = artifacts["outcome"].evaluations
     assert [each.step for each in evaluations] == [EVALUATED, 2 * EVALUATED, STEPS]
     # the same measure on the same rows: of the model that was trained, and of the one that is handed over
-    assert evaluations[-1].loss == pytest.approx(found["evaluation"].finetuned.loss, rel=2e-3)
-    assert any(name == "exported" for name, _ in found["facts"])
-    model = Path(found["model_path"])
+    assert evaluations[-1].loss == pytest.approx(artifacts["evaluation"].finetuned.loss, rel=2e-3)
+    assert any(name == "exported" for name, _ in artifacts["facts"])
+    model = Path(artifacts["model_path"])
     adapter = method != "full"
     assert (model.parent / "adapter" / "adapter_model.safetensors").exists() == adapter
     assert not list(model.glob("adapter*"))
@@ -62,7 +62,7 @@ def test_a_run_learns_and_exports_a_model_that_transformers_loads(
 
 
 def assert_generates(run: FlowRun, model: Path) -> None:
-    """transformers, for an adapter with PEFT, answers with what lies in the folder."""
+    """Check that transformers (with PEFT for an adapter) generates from the folder."""
     generated = subprocess.run(
         [sys.executable, "-c", GENERATE, str(model)],
         env=run.environment,
@@ -78,18 +78,18 @@ def assert_generates(run: FlowRun, model: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not HAS_HARNESS, reason=NO_HARNESS)
 @pytest.mark.nightly
-def test_an_adapter_alone_is_scored_by_tasks_and_answers(
+def test_an_adapter_only_export_is_scored_by_harness_tasks_and_answers(
     finished_run: Callable[[str, str, int], FlowRun],
 ) -> None:
     run = finished_run("fsdp2", "lora", 1)
-    found = run.artifacts()
-    adapter = Path(found["model_path"])
+    artifacts = run.artifacts()
+    adapter = Path(artifacts["model_path"])
     assert [path.name for path in adapter.parent.iterdir() if path.is_dir()] == ["adapter"]
-    assert found["evaluation"].finetuned.loss < found["evaluation"].base.loss
-    (row,) = found["task_metrics"].rows
+    assert artifacts["evaluation"].finetuned.loss < artifacts["evaluation"].base.loss
+    (row,) = artifacts["task_metrics"].rows
     assert (row.task, row.metric, row.rows) == ("sums", "acc", 6)
-    fact = ("sums, acc", found["task_metrics"].facts()[0][1])
-    assert fact in found["facts"]
+    fact = ("sums, acc", artifacts["task_metrics"].facts()[0][1])
+    assert fact in artifacts["facts"]
     assert f"| {fact[0]} | {fact[1]} |" in (adapter / "README.md").read_text()
     assert f"{fact[0]}: {fact[1]}" in run.output
     assert "GGUF: python llama.cpp/convert_lora_to_gguf.py" in run.output
@@ -98,15 +98,15 @@ def test_an_adapter_alone_is_scored_by_tasks_and_answers(
 
 @pytest.mark.slow
 @pytest.mark.nightly
-def test_an_adapter_that_cannot_be_merged_is_evaluated_and_exported_with_its_page(
+def test_an_adapter_that_cannot_be_merged_is_evaluated_and_exported_with_a_model_card(
     finished_run: Callable[[str, str, int], FlowRun],
 ) -> None:
-    found = finished_run("fsdp2", "adapter-v2", 1).artifacts()
-    adapter = Path(found["model_path"])
+    artifacts = finished_run("fsdp2", "adapter-v2", 1).artifacts()
+    adapter = Path(artifacts["model_path"])
     assert adapter.name == "adapter"
     assert not (adapter.parent / "model").exists()
-    assert found["evaluation"].finetuned.loss < found["evaluation"].base.loss - 0.01
-    assert len(found["evaluation"].answers) == 1
+    assert artifacts["evaluation"].finetuned.loss < artifacts["evaluation"].base.loss - 0.01
+    assert len(artifacts["evaluation"].answers) == 1
     assert (adapter / "tokenizer.json").exists()
     assert "adapter_v2.load" in (adapter / "README.md").read_text()
 
@@ -129,7 +129,7 @@ for answer in ("The sum is 3.", "THE SUM IS 3."):
 @pytest.mark.slow
 @pytest.mark.nightly
 @pytest.mark.parametrize(("task", "method"), [("dpo", "full"), ("reward", "lora")])
-def test_a_task_on_pairs_ranks_held_out_pairs_better(
+def test_training_on_pairs_improves_the_ranking_of_held_out_pairs(
     flow: Callable[..., FlowRun], tmp_path: Path, task: str, method: str
 ) -> None:
     pairs = write_pairs(tmp_path / "pairs.jsonl")
@@ -137,16 +137,16 @@ def test_a_task_on_pairs_ranks_held_out_pairs_better(
     run = flow("run", *chosen, *QUICK)
     assert run.returncode == 0, run.output
     assert ("reference: 1 of 1 parts" in run.output) == (task == "dpo")
-    found = run.artifacts()
-    last = found["metrics"][-1]
-    assert last["loss"] < found["metrics"][0]["loss"]
+    artifacts = run.artifacts()
+    last = artifacts["metrics"][-1]
+    assert last["loss"] < artifacts["metrics"][0]["loss"]
     assert {"reward_chosen", "reward_rejected", "reward_margin", "accuracy"} == set(last["task"])
-    before, after = found["evaluation"].base, found["evaluation"].finetuned
+    before, after = artifacts["evaluation"].base, artifacts["evaluation"].finetuned
     assert after.loss < before.loss
     assert after.metrics["accuracy"] > max(0.9, before.metrics["accuracy"] - 0.1)
     if task == "reward":
         scored = subprocess.run(
-            [sys.executable, "-c", SCORE, found["model_path"]],
+            [sys.executable, "-c", SCORE, artifacts["model_path"]],
             env=run.environment,
             capture_output=True,
             text=True,
@@ -159,7 +159,7 @@ def test_a_task_on_pairs_ranks_held_out_pairs_better(
 
 @pytest.mark.slow
 @pytest.mark.nightly
-def test_plain_text_is_learned_within_a_budget_of_tokens_and_measured_as_perplexity(
+def test_plain_text_is_learned_within_a_token_budget_and_evaluated_by_perplexity(
     flow: Callable[..., FlowRun], tmp_path: Path
 ) -> None:
     sentences = [f"The sum of {a} and {b} is {a + b}." for a in range(30) for b in range(30)]
@@ -168,9 +168,9 @@ def test_plain_text_is_learned_within_a_budget_of_tokens_and_measured_as_perplex
     chosen = ["--task=pretrain", "--dataset=book.txt", "--set", "mixture={more.jsonl: 2}", "--packing=true"]
     run = flow("run", *chosen, "--tokens=20k", "--set=evaluation.generations=1")
     assert run.returncode == 0, run.output
-    found = run.artifacts()
-    assert len(found["metrics"]) == 5, "of 16 sequences of 256 tokens each"
+    artifacts = run.artifacts()
+    assert len(artifacts["metrics"]) == 5, "of 16 sequences of 256 tokens each"
     assert "20,000: 5 steps" in run.output
     assert "more.jsonl: weight 2, 2 rows an epoch" in run.output
     assert "perplexity" in run.output
-    assert found["evaluation"].finetuned.loss < found["evaluation"].base.loss - 0.5
+    assert artifacts["evaluation"].finetuned.loss < artifacts["evaluation"].base.loss - 0.5

@@ -1,4 +1,4 @@
-"""A user's mistakes: each one clear line and what to do, before a GPU is asked for; never a traceback."""
+"""User errors: one clear line and advice before a GPU is requested, never a traceback."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ON_AN_A100 = ("--with", "kubernetes", "--from-catalogue", "--gpu", "A100-80GB", 
 
 @pytest.fixture(scope="module")
 def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmPython]:
-    """A Python that has imported Metaflow and what plans a run, but nothing that trains."""
+    """A Python process that has imported Metaflow and the planning modules, but no training package."""
     home = tmp_path_factory.mktemp("warm")
     with WarmPython("flows.finetune.steps", environment=environment(home), folder=home) as started:
         yield started
@@ -28,27 +28,27 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmPython]:
 
 @pytest.fixture
 def launch(warm: WarmPython, tmp_path: Path) -> Callable[..., FlowRun]:
-    """``launch("run", "--nodes", "0")``: the flow's command line, which ends before it starts a task."""
+    """``launch("run", "--nodes", "0")``: run the command line of the flow, which ends before any task."""
 
-    def run(*words: str) -> FlowRun:
+    def run(*arguments: str) -> FlowRun:
         variables = environment(tmp_path)
-        done = warm.run([str(FLOW), *words], folder=tmp_path, environment=variables, merge=True)
+        done = warm.run([str(FLOW), *arguments], folder=tmp_path, environment=variables, merge=True)
         return FlowRun(tmp_path, variables, done.returncode, done.stdout, seconds=0.0)
 
     return run
 
 
-def check_refused(run: FlowRun, *words: str) -> None:
+def check_refused(run: FlowRun, *arguments: str) -> None:
     assert run.returncode == 2
     assert "Traceback" not in run.output, run.output
     assert "Workflow starting" not in run.output, "the run should not even have begun"
     text = " ".join(run.output.split())
-    for word in words:
+    for word in arguments:
         assert word in text, run.output
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "expected"),
     [
         (["--model", "lama-8b"], ["lama-8b", "llama-8b"]),
         (["--nodes", "0"], ["nodes = 0"]),
@@ -70,19 +70,21 @@ def check_refused(run: FlowRun, *words: str) -> None:
         (["--method", "full", "--set", "lora.rank=16"], ["--lora-rank does not apply to --method full"]),
     ],
 )
-def test_a_wrong_flag_is_refused_before_the_run(
-    launch: Callable[..., FlowRun], arguments: list[str], words: list[str]
+def test_an_invalid_flag_is_refused_before_the_run(
+    launch: Callable[..., FlowRun], arguments: list[str], expected: list[str]
 ) -> None:
-    check_refused(launch("run", *arguments), *words)
+    check_refused(launch("run", *arguments), *expected)
 
 
-def test_another_tools_name_of_a_flag_is_answered_with_ours(launch: Callable[..., FlowRun]) -> None:
+def test_a_flag_name_of_another_tool_is_refused_with_the_matching_flag(
+    launch: Callable[..., FlowRun],
+) -> None:
     run = launch("run", "--learning-rate=1e-5")
     assert run.returncode == 2
     assert run.output == "There is no option --learning-rate.\nDid you mean --lr?\n"
 
 
-def test_a_model_that_cannot_fit_gets_alternatives(launch: Callable[..., FlowRun]) -> None:
+def test_a_model_that_cannot_fit_is_refused_with_alternatives(launch: Callable[..., FlowRun]) -> None:
     run = launch("run", "--model", "llama-8b")
     check_refused(run, "llama-8b", "--with kubernetes", "--with batch", "GiB")
     assert not (run.home / "cache" / "huggingface").exists()
@@ -99,29 +101,31 @@ def test_a_model_that_cannot_fit_gets_alternatives(launch: Callable[..., FlowRun
         "--with batch --gpu L4 --gpus=1 --nodes 1",
     ],
 )
-def test_the_commands_that_are_advised_work(launch: Callable[..., FlowRun], arguments: str) -> None:
+def test_the_suggested_commands_are_accepted(launch: Callable[..., FlowRun], arguments: str) -> None:
     refused = launch("run", *shlex.split(arguments), "--plan-only")
     check_refused(refused, "Alternatives that fit:")
     offered = re.findall(r"^\s+finetune (run .*)$", refused.output, re.MULTILINE)
     assert len(offered) > 1
     for command in offered:
-        words = shlex.split(command.partition(" --run-id-file")[0] + command.partition("run_id")[2])
-        accepted = launch(*words)
+        words_of_command = shlex.split(
+            command.partition(" --run-id-file")[0] + command.partition("run_id")[2]
+        )
+        accepted = launch(*words_of_command)
         assert accepted.returncode == 0, f"{command}: {accepted.output}"
 
 
 @pytest.mark.parametrize(
-    ("task", "lines", "words"),
+    ("task", "lines", "expected"),
     [
         ("sft", [*[json.dumps(GOOD_ROW)] * 6, '{"messages": [', json.dumps(GOOD_ROW)], ["line 7", "JSON"]),
         ("dpo", [json.dumps({"prompt": "1 + 1?", "chosen": "2"})], ["line 1", "no `rejected` answer"]),
     ],
 )
 def test_a_broken_dataset_is_refused_before_the_run(
-    launch: Callable[..., FlowRun], dataset: Path, task: str, lines: list[str], words: list[str]
+    launch: Callable[..., FlowRun], dataset: Path, task: str, lines: list[str], expected: list[str]
 ) -> None:
     dataset.write_text("".join(line + "\n" for line in lines))
-    check_refused(launch("run", "--task", task, "--dataset", str(dataset)), *words)
+    check_refused(launch("run", "--task", task, "--dataset", str(dataset)), *expected)
 
 
 def test_a_model_folder_with_truncated_weights_is_refused(
@@ -152,7 +156,7 @@ def test_weights_that_do_not_fit_their_config_are_refused_by_name(
     )
 
 
-def test_packing_is_refused_where_documents_would_see_each_other(
+def test_packing_is_refused_if_documents_would_attend_to_each_other(
     launch: Callable[..., FlowRun], tmp_path: Path
 ) -> None:
     model = tiny_llama.make(tmp_path / "model")
@@ -170,11 +174,13 @@ def test_a_model_without_tokenizer_is_refused(launch: Callable[..., FlowRun], tm
     check_refused(launch("run", "--model", str(model)), "tokenizer")
 
 
-def test_an_unknown_hub_model_without_network_is_one_line(launch: Callable[..., FlowRun]) -> None:
+def test_an_unknown_hub_model_without_network_is_reported_in_one_line(launch: Callable[..., FlowRun]) -> None:
     check_refused(launch("run", "--model", "nobody/nothing"), "nobody/nothing")
 
 
-def test_a_broken_settings_file_is_one_line(launch: Callable[..., FlowRun], tmp_path: Path) -> None:
+def test_a_broken_settings_file_is_reported_in_one_line(
+    launch: Callable[..., FlowRun], tmp_path: Path
+) -> None:
     (tmp_path / "s.yaml").write_text("optimizer:\n  lr: fast\n")
     run = launch("--config", "settings", "s.yaml", "run")
     check_refused(run, "optimizer.lr", "fast")
@@ -187,7 +193,7 @@ def test_plan_only_prints_the_plan_and_starts_nothing(launch: Callable[..., Flow
     assert "Workflow starting" not in run.output
 
 
-def test_the_help_of_the_flows_file_is_that_of_finetune_run(launch: Callable[..., FlowRun]) -> None:
+def test_the_help_of_the_flow_file_equals_that_of_finetune_run(launch: Callable[..., FlowRun]) -> None:
     text = launch("run", "--help").output
     assert text.startswith("Usage: finetune run [FILE.yaml] [OPTIONS]")
     assert "--lora-rank N" in text

@@ -1,4 +1,4 @@
-"""What a run leaves for people: its card, and settings from which it can be repeated."""
+"""The card of a run, and settings from which the run can be repeated."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MEASURED_GREEN, UPPER_BOUND_RED = (0x54, 0xA2, 0x4B), (0xE4, 0x57, 0x56)
 
 @pytest.mark.nightly
 @needs_browser
-def test_a_run_has_its_card_and_can_be_repeated_from_its_settings(
+def test_a_run_has_a_card_and_can_be_repeated_from_its_settings(
     finished_run: Callable[[str, str, int], FlowRun], flow: Callable[..., FlowRun], tmp_path: Path
 ) -> None:
     run = finished_run("torchtune", "qlora", 1)
@@ -27,7 +27,7 @@ def test_a_run_has_its_card_and_can_be_repeated_from_its_settings(
     task = run.output.split(f"[{run_id}/train/")[1].split(" ")[0]
     page = tmp_path / "card.html"
     command = [sys.executable, str(FLOW), "card", "get", f"{run_id}/train/{task}", str(page)]
-    got = subprocess.run(
+    command_result = subprocess.run(
         [*command, "--id", "finetune"],
         cwd=run.home,  # where Metaflow looks for local cards
         env=run.environment,
@@ -37,19 +37,19 @@ def test_a_run_has_its_card_and_can_be_repeated_from_its_settings(
         timeout=120,
         check=False,
     )
-    assert got.returncode == 0, got.stdout
+    assert command_result.returncode == 0, command_result.stdout
     text = words(page)
     assert "tiny-llama \u00b7 qlora \u00b7 torchtune \u00b7 1 node x 1 CPU process" in text
     assert "Finished in" in text
     assert f"step {STEPS} of {STEPS}" in text
     assert charts(page) >= 3
-    seen = first_screen(page)  # predicted beside measured, before any scrolling
-    assert widest(seen, MEASURED_GREEN) > 100
-    assert rows_with(seen, UPPER_BOUND_RED) > 50
+    screen = first_screen(page)  # predicted beside measured, before any scrolling
+    assert widest(screen, MEASURED_GREEN) > 100
+    assert rows_with(screen, UPPER_BOUND_RED) > 50
 
     used = Path(first["model_path"]).parent / "settings.yaml"
-    again = flow("--config", "settings", str(used), "run")
-    assert again.returncode == 0, again.output
-    second = again.artifacts()
+    repeated_run = flow("--config", "settings", str(used), "run")
+    assert repeated_run.returncode == 0, repeated_run.output
+    second = repeated_run.artifacts()
     assert second["used_settings"] == first["used_settings"]
     assert [row["loss"] for row in second["metrics"]] == [row["loss"] for row in first["metrics"]]

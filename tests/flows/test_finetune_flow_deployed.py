@@ -1,4 +1,4 @@
-"""What finetune_flow.py and finetune_linear_flow.py ask for when they are deployed, field by field."""
+"""Requests of deployed finetune_flow.py and finetune_linear_flow.py, field by field."""
 
 from __future__ import annotations
 
@@ -45,26 +45,26 @@ def home(tmp_path: Path) -> Home:
 
 @pytest.fixture(scope="module")
 def queue(s3: str) -> str:
-    """The S3 of this machine, which is Batch too, with the queue that the flow is deployed to."""
+    """A local S3 that also serves Batch, with the queue to which the flow is deployed."""
     _make_queue(s3)
     return s3
 
 
-def settings(model: str, gpu: str, **more: object) -> tuple[str, ...]:
+def settings(model: str, gpu: str, **overrides: object) -> tuple[str, ...]:
     engine = "deepspeed" if model.startswith("mixtral") else "torchtune"
-    values = {"model": model, "engine": engine, "resources": {"gpu": gpu, "cloud": "aws", **more}}
+    values = {"model": model, "engine": engine, "resources": {"gpu": gpu, "cloud": "aws", **overrides}}
     return ("--config-value", "settings", json.dumps(values))
 
 
 def jobset_of(template: dict[str, Any]) -> dict[str, Any]:
-    """The JobSet that a step on several nodes becomes; Argo's expressions in it are numbers of nodes."""
+    """Return the JobSet of a multi-node step; Argo expressions in it are numbers of nodes."""
     text = re.sub(r"\{\{[^}]*\}\}", "1", template["resource"]["manifest"])
-    made: dict[str, Any] = yaml.safe_load(text)
-    return made
+    workflow: dict[str, Any] = yaml.safe_load(text)
+    return workflow
 
 
 def check_pod(pod: dict[str, Any], plan: Plan, cores: int, efa: int, provider: str | None) -> None:
-    """All that a training pod asks for."""
+    """Check all requests of a training pod."""
     container = pod["containers"][0]
     limits, requests = container["resources"]["limits"], container["resources"]["requests"]
     request = plan.request
@@ -83,14 +83,14 @@ def check_pod(pod: dict[str, Any], plan: Plan, cores: int, efa: int, provider: s
     assert variables.get("FI_PROVIDER") == provider
 
 
-def lost(after_s: float, **more: str) -> Ending:
-    """A pod that the cluster takes away: evicted, on a spot machine that is reclaimed, on a lost node."""
-    return Ending(after_s=after_s, **more)
+def lost(after_s: float, **environment: str) -> Ending:
+    """Return a pod taken away by the cluster: evicted, on a reclaimed spot machine, on a lost node."""
+    return Ending(after_s=after_s, **environment)
 
 
 FAILED = Ending(after_s=10 * MINUTE, exit_code="1", message="Error (exit code 1)")
 LATE = Ending(after_s=5 * HOUR, exit_code="1")
-MISTAKE = Ending(after_s=MINUTE, exit_code="202", message="Error (exit code 202)")
+USER_ERROR_STATUS = Ending(after_s=MINUTE, exit_code="202", message="Error (exit code 202)")
 RECLAIMS = [
     lost(9 * HOUR, exit_code="137"),
     lost(30 * HOUR, status="Error", message="pod deleted"),
@@ -99,29 +99,29 @@ RECLAIMS = [
 
 
 def check_retries(steps: dict[str, dict[str, Any]]) -> None:
-    """What becomes of compiled steps when they fail and when the cluster takes them away."""
+    """Check retries of compiled steps after failures and disruptions."""
     tasks = {name: step for name, step in steps.items() if "container" in step or "resource" in step}
     tasks.pop("error-msg-capture-hook")  # Metaflow's own, after the end
     assert {"start", "prepare", "train", "train-nodes", "evaluate", "export", "gather", "end"} <= set(tasks)
     for step in tasks.values():
         assert replay(step, [lost(HOUR), SUCCEEDED]).status == "Succeeded", step["name"]
-        again = replay(step, [*RECLAIMS, SUCCEEDED])
-        assert (again.status, again.attempts) == ("Succeeded", 4)
-        assert again.waits_s == (2 * MINUTE, 4 * MINUTE, 8 * MINUTE)
+        retried = replay(step, [*RECLAIMS, SUCCEEDED])
+        assert (retried.status, retried.attempts) == ("Succeeded", 4)
+        assert retried.waits_s == (2 * MINUTE, 4 * MINUTE, 8 * MINUTE)
         endless = replay(step, [lost(HOUR)] * 9)
         assert endless.attempts == 5, "Metaflow has no more"
     for step in (tasks["train"], tasks["encode"]):
         assert replay(step, [FAILED, SUCCEEDED]).status == "Succeeded"
         assert replay(step, [LATE, LATE, SUCCEEDED]).status == "Succeeded"
-        assert replay(step, [MISTAKE]).attempts == 1
+        assert replay(step, [USER_ERROR_STATUS]).attempts == 1
     for step in (tasks["prepare"], tasks["export"]):  # no @retry in the flow
         assert replay(step, [FAILED]).attempts == 1
-        assert replay(step, [MISTAKE]).attempts == 1
+        assert replay(step, [USER_ERROR_STATUS]).attempts == 1
     check_jobset_retries(tasks["train-nodes"])
 
 
 def check_jobset_retries(step: dict[str, Any]) -> None:
-    """A user's error on one node reaches Argo by the JobSet's reason; a JobSet of an older attempt goes."""
+    """Check that a user error reaches Argo by the JobSet reason and that older JobSets are removed."""
     jobset = jobset_of(step)["spec"]
     (rule,) = jobset["failurePolicy"]["rules"]
     assert (rule["action"], rule["onJobFailureReasons"]) == ("FailJobSet", ["PodFailurePolicy"])
@@ -153,10 +153,10 @@ def check_jobset_retries(step: dict[str, Any]) -> None:
 def test_on_argo_the_training_step_requests_the_plan(home: Home, s3: str, model: str, gpu: str) -> None:
     nodes, instance, cores, efa = ARGO[model, gpu]
     asked_for = settings(model, gpu, gpus=8, priority_class="research")
-    words = (*asked_for, "argo-workflows", "--name", "ft", "create", "--only-json")
-    workflow, said = compiled(home, s3, str(FLOWS / "finetune_flow.py"), *words)
-    assert "Traceback" not in said
-    assert said.count("will not be recorded") == 1
+    arguments = (*asked_for, "argo-workflows", "--name", "ft", "create", "--only-json")
+    workflow, text = compiled(home, s3, str(FLOWS / "finetune_flow.py"), *arguments)
+    assert "Traceback" not in text
+    assert text.count("will not be recorded") == 1
     models.WorkflowTemplate.model_validate(workflow)
     assert workflow["spec"]["ttlStrategy"] == {"secondsAfterCompletion": 7 * 86400}
     assert workflow["spec"]["podGC"] == {"strategy": "OnPodSuccess"}
@@ -167,10 +167,10 @@ def test_on_argo_the_training_step_requests_the_plan(home: Home, s3: str, model:
     assert (plan.request.nodes, plan.request.instance_type) == (nodes, instance)
 
     for job in jobset_of(steps["train-nodes"])["spec"]["replicatedJobs"]:
-        made = job["template"]["spec"]["template"]["spec"]
-        check_pod(made, plan, cores, efa, "efa" if efa else None)
-        assert made["priorityClassName"] == "research"
-        assert made["activeDeadlineSeconds"] > 0  # by which quotas count it as Terminating
+        pod_spec = job["template"]["spec"]["template"]["spec"]
+        check_pod(pod_spec, plan, cores, efa, "efa" if efa else None)
+        assert pod_spec["priorityClassName"] == "research"
+        assert pod_spec["activeDeadlineSeconds"] > 0  # by which quotas count it as Terminating
     alone = steps["train"]
     pod = {**alone, "containers": [alone["container"]], "volumes": alone["volumes"]}
     check_pod(pod, plan, cores, efa, None)  # one node needs no variables of a fabric
@@ -178,14 +178,14 @@ def test_on_argo_the_training_step_requests_the_plan(home: Home, s3: str, model:
         assert json.loads(steps[name]["podSpecPatch"])["priorityClassName"] == "research"
         assert steps[name]["activeDeadlineSeconds"] > 0
     for name in ("start", "prepare", "gather", "export"):
-        asked = steps[name]["container"]["resources"]
-        assert "nvidia.com/gpu" not in asked.get("limits", {})
+        resources = steps[name]["container"]["resources"]
+        assert "nvidia.com/gpu" not in resources.get("limits", {})
 
 
-def test_on_step_functions_every_field_of_the_training_step_is_the_plan_s(home: Home, queue: str) -> None:
-    given = settings("mixtral-8x7b", "h200")
-    words = (*given, "step-functions", "--name", "ft", "create", "--only-json")
-    machine, _ = compiled(home, queue, str(FLOWS / "finetune_linear_flow.py"), *words, **SFN)
+def test_on_step_functions_every_field_of_the_training_step_matches_the_plan(home: Home, queue: str) -> None:
+    deploy_arguments = settings("mixtral-8x7b", "h200")
+    arguments = (*deploy_arguments, "step-functions", "--name", "ft", "create", "--only-json")
+    machine, _ = compiled(home, queue, str(FLOWS / "finetune_linear_flow.py"), *arguments, **SFN)
     for state in machine["States"].values():
         check_batch_retries(state)
         overrides = state["Parameters"]["ContainerOverrides"]
@@ -194,13 +194,15 @@ def test_on_step_functions_every_field_of_the_training_step_is_the_plan_s(home: 
     plan = unpack(variable_of_script(queue, parameters["ContainerOverrides"]["Command"], "FINETUNE_PLAN"))
     cores = 34
     assert (plan.engine, plan.request.nodes, plan.request.cpu) == ("deepspeed", 1, cores)
-    asked = {item["Type"]: item["Value"] for item in parameters["ContainerOverrides"]["ResourceRequirements"]}
-    assert asked == {"GPU": "8", "VCPU": str(cores), "MEMORY": str(plan.request.memory_mib)}
+    requirements = {
+        item["Type"]: item["Value"] for item in parameters["ContainerOverrides"]["ResourceRequirements"]
+    }
+    assert requirements == {"GPU": "8", "VCPU": str(cores), "MEMORY": str(plan.request.memory_mib)}
     assert "gpu-queue" in parameters["JobQueue"]
 
 
 def variable_of_script(address: str, command: list[str], name: str) -> str:
-    """A variable as the script sets it that a job's command fetches from S3."""
+    """Return a variable set by the script that the command of a job fetches from S3."""
     bucket, key = re.findall(r'download_file\("([^"]+)", "([^"]+)"', command[-1])[0]
     script = _client("s3", address).get_object(Bucket=bucket, Key=key)["Body"].read().decode()
     exports = "".join(re.findall(r"export \w+=\$\(echo [^)]*\) && ", script))
@@ -209,7 +211,7 @@ def variable_of_script(address: str, command: list[str], name: str) -> str:
 
 
 def check_batch_retries(state: dict[str, Any]) -> None:
-    """What AWS Batch does after a lost machine, a failure of the step's code and a user error."""
+    """Check what AWS Batch does after a lost machine, a failure and a user error."""
     strategy = state["Parameters"]["RetryStrategy"]
     spot = {"StatusReason": "Host EC2 (instance i-0a1b) terminated.", "Reason": "", "ExitCode": ""}
     failed = {"StatusReason": "Essential container in task exited", "Reason": "", "ExitCode": "1"}
@@ -234,7 +236,7 @@ THERE, NOWHERE = {"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, {"AWS_CONFIG_FILE":
 
 
 @pytest.mark.parametrize(
-    ("flow", "words", "variables", "said"),
+    ("flow", "fragments", "variables", "expected"),
     [
         ("finetune_flow", SFN_CREATE, THERE, ("train_nodes", "@parallel", "argo-workflows create")),
         ("finetune_linear_flow", AIRFLOW, THERE, ("Airflow", "argo-workflows create")),
@@ -242,13 +244,13 @@ THERE, NOWHERE = {"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, {"AWS_CONFIG_FILE":
     ],
 )
 def test_an_impossible_deployment_is_refused_before_aws_is_queried(
-    home: Home, flow: str, words: tuple[str, ...], variables: dict[str, str], said: tuple[str, ...]
+    home: Home, flow: str, fragments: tuple[str, ...], variables: dict[str, str], expected: tuple[str, ...]
 ) -> None:
     s3 = {"METAFLOW_DEFAULT_DATASTORE": "s3", "METAFLOW_DATASTORE_SYSROOT_S3": "s3://nobody/there"}
     keys = {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x"}
-    done = home.python(str(FLOWS / f"{flow}.py"), *words, **s3, **keys, **variables)
+    done = home.python(str(FLOWS / f"{flow}.py"), *fragments, **s3, **keys, **variables)
     assert done.returncode == 2
-    assert [word for word in said if word not in done.stdout + done.stderr] == []
+    assert [word for word in expected if word not in done.stdout + done.stderr] == []
     assert "Traceback" not in done.stdout + done.stderr
 
 

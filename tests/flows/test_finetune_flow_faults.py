@@ -1,4 +1,4 @@
-"""A run that is hurt ends soon, leaves no process behind, and goes on from its last whole checkpoint.
+"""A run with a fault ends soon, leaves no process, and resumes from its last complete checkpoint.
 
 benchmarks/faults.py has every process and every moment; these are the cases that cover the most.
 """
@@ -31,10 +31,10 @@ def flow(tmp_path: Path) -> Iterator[NewFlow]:
     started: list[Flow] = []
     data = write_sums(tmp_path / "sums.jsonl")
 
-    def start(*arguments: str, nodes: int, **more: str) -> Flow:
+    def start(*arguments: str, nodes: int, **environment: str) -> Flow:
         if arguments[0] == "run":
             arguments = (*arguments, f"--nodes={nodes}", f"--dataset={data}", *SHORT)
-        started.append(Flow(tmp_path, *arguments, nodes=nodes, **more))
+        started.append(Flow(tmp_path, *arguments, nodes=nodes, **environment))
         return started[-1]
 
     yield start
@@ -44,7 +44,7 @@ def flow(tmp_path: Path) -> Iterator[NewFlow]:
 
 @pytest.fixture
 def undisturbed(finished_run: Callable[[str, str, int], FlowRun]) -> Callable[[int], Losses]:
-    """``undisturbed(2)``: the losses of a run of two nodes that nobody hurts."""
+    """``undisturbed(2)``: losses of a run of two nodes without faults."""
 
     def losses(nodes: int) -> Losses:
         rows = finished_run("torchtune", "full", nodes).artifacts()["metrics"]
@@ -54,13 +54,13 @@ def undisturbed(finished_run: Callable[[str, str, int], FlowRun]) -> Callable[[i
 
 
 def check_ended(run: Flow, ended: Ended) -> None:
-    """All processes that were to end have ended, soon."""
+    """Check that all expected processes have ended soon."""
     assert ended.left == [], run.log
     assert ended.seconds < END_S, run.log
 
 
 @pytest.mark.parametrize("ranks", ["small", pytest.param("torchtune", marks=pytest.mark.nightly)])
-def test_after_a_killed_rank_and_a_killed_node_the_retries_end_with_the_same_losses(
+def test_retries_after_a_killed_rank_and_a_killed_node_give_the_same_losses(
     flow: NewFlow, finished_run: Callable[[str, str, int], FlowRun], tmp_path: Path, ranks: str
 ) -> None:
     options, site = [f"--eval-every={EVALUATED}"], {}
@@ -90,7 +90,7 @@ def test_after_a_killed_rank_and_a_killed_node_the_retries_end_with_the_same_los
 
 @pytest.mark.nightly
 def test_resume_continues_after_a_killed_scheduler_ctrl_c_and_sigterm(flow: NewFlow, tmp_path: Path) -> None:
-    """Ranks that don't train (tests.lab.small_engine), but look at the checkpoint that they go on from."""
+    """Ranks do not train (tests.lab.small_engine), but verify the checkpoint that they resume from."""
     site = {"PYTHONPATH": str(small_engine.install(tmp_path / "site"))}
     run = flow("run", "--set=engine_options.step_s=1.0", nodes=2, **site)
     ended = run.kill("scheduler", "in the middle")
@@ -119,7 +119,7 @@ if "launchers.evaluation.evaluate" in sys.orig_argv:
 
 
 @pytest.mark.nightly  # tests/launchers/run/test_stages.py has each stage
-def test_a_killed_evaluation_does_not_cost_the_model(flow: NewFlow, tmp_path: Path) -> None:
+def test_a_killed_evaluation_does_not_lose_the_model(flow: NewFlow, tmp_path: Path) -> None:
     site = tmp_path / "site"
     site.mkdir()
     (site / "sitecustomize.py").write_text(KILL_EVALUATION)
@@ -127,13 +127,13 @@ def test_a_killed_evaluation_does_not_cost_the_model(flow: NewFlow, tmp_path: Pa
     assert run.end() == 0, run.log
     assert (tmp_path / "finetuned" / run.run_id / "model" / "model.safetensors").is_file()
     assert f"resume evaluate --origin-run-id {run.run_id}" in run.log
-    again = flow("resume", "evaluate", "--origin-run-id", run.run_id, nodes=1)
-    assert again.end() == 0, again.log
-    assert "held-out loss: " in again.log
+    resumed = flow("resume", "evaluate", "--origin-run-id", run.run_id, nodes=1)
+    assert resumed.end() == 0, resumed.log
+    assert "held-out loss: " in resumed.log
 
 
 @pytest.mark.nightly
-def test_the_loop_resumes_after_a_killed_agent(flow: NewFlow) -> None:
+def test_the_loop_engine_resumes_after_a_killed_agent(flow: NewFlow) -> None:
     run = flow("run", "--engine=deepspeed", nodes=2)
     ended = run.kill("agent", "in the middle", rank=1)
     check_ended(run, ended)
@@ -190,18 +190,18 @@ def disk(tmp_path: Path) -> Iterator[Callable[[str], Disk]]:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(("what", "nodes"), [("work", 2), (".metaflow", 1)])
-def test_a_full_disk_is_one_line_and_resume_continues_when_space_is_free(
+@pytest.mark.parametrize(("case", "nodes"), [("work", 2), (".metaflow", 1)])
+def test_a_full_disk_is_reported_in_one_line_and_resume_continues_when_space_is_free(
     flow: NewFlow,
     disk: Callable[[str], Disk],
     undisturbed: Callable[[int], Losses],
     tmp_path: Path,
-    what: str,
+    case: str,
     nodes: int,
 ) -> None:
-    """In the work folder the engine itself writes; into the datastore our code does, for all engines."""
-    small = disk(what)
-    trains = what == "work"
+    """The engine writes into the work folder; the package writes into the datastore."""
+    small = disk(case)
+    trains = case == "work"
     slow_ranks = ["--set=engine_options.step_s=0.3", "--set=engine_options.more_bytes=20000000"]
     ranks = [] if trains else slow_ranks
     site = {} if trains else {"PYTHONPATH": str(small_engine.install(tmp_path / "site"))}
@@ -211,15 +211,15 @@ def test_a_full_disk_is_one_line_and_resume_continues_when_space_is_free(
     assert run.end(within=90) != 0
     text = " ".join(run.log.split())
     assert "No space left" in text
-    assert str(run.home / what) in text
+    assert str(run.home / case) in text
     assert f"The last complete checkpoint is of step {run.committed()}." in text
     assert "Traceback" not in text
     assert "Internal error" not in text
     assert "(retry)" not in text, "what a user has to mend is not retried"
-    kept = run.committed()
+    committed = run.committed()
     small.free()
     run = flow("resume", "--origin-run-id", run.run_id, nodes=nodes, **site)
     run.wait_for(lambda: "/evaluate/" in run.log)
-    assert run.went_on_from() == [kept]
-    assert kept % EVERY == 0
+    assert run.went_on_from() == [committed]
+    assert committed % EVERY == 0
     assert run.losses() == (undisturbed(nodes) if trains else SMALL_LOSSES)

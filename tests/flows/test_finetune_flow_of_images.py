@@ -1,4 +1,4 @@
-"""A model that makes images goes through the flow: trained, hurt, evaluated, handed over."""
+"""An image model in the complete flow: training, faults, evaluation, export."""
 
 from __future__ import annotations
 
@@ -41,38 +41,38 @@ def losses(run: FlowRun) -> list[float]:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> FlowRun:
-    """LoRA on two nodes of this machine."""
+    """LoRA on two local nodes, without faults."""
     home = tmp_path_factory.mktemp("undisturbed")
     while_it_trains = ("--set=evaluation.every_steps=6", "--set=images.ema_decay=0.9")
-    asked = ["run", *QUICK, *while_it_trains, shapes(home), "--nodes=2", "--method=lora"]
-    run = run_flow(home, *asked, timeout=LIMIT_S)
+    arguments = ["run", *QUICK, *while_it_trains, shapes(home), "--nodes=2", "--method=lora"]
+    run = run_flow(home, *arguments, timeout=LIMIT_S)
     assert run.returncode == 0, run.output
     return run
 
 
 def test_lora_on_two_nodes_learns_and_is_exported_in_both_formats(undisturbed: FlowRun) -> None:
-    found = undisturbed.artifacts()
-    evaluation = found["evaluation"]
+    artifacts = undisturbed.artifacts()
+    evaluation = artifacts["evaluation"]
     assert evaluation.finetuned.loss < evaluation.base.loss
     assert set(evaluation.finetuned.metrics) == {
         f"loss at {name}" for name in ("least noise", "less noise", "more noise", "most noise")
     }
-    evaluations = found["outcome"].evaluations
+    evaluations = artifacts["outcome"].evaluations
     assert [each.step for each in evaluations] == [6, STEPS]
     assert evaluations[-1].loss == pytest.approx(evaluation.finetuned.loss, abs=1e-4)
     (pictures,) = evaluation.pictures
     assert pictures.base != pictures.finetuned
-    model = Path(found["model_path"])
+    model = Path(artifacts["model_path"])
     assert (model / "model_index.json").is_file()
     assert "StableDiffusionXLPipeline" in (model / "README.md").read_text()
     adapter = model.parent / "adapter"
     assert {path.name for path in adapter.iterdir()} >= {_pipeline_layout.LORA, _pipeline_layout.KOHYA}
     assert "images/s" in undisturbed.output
-    assert "images/s" in dict(found["facts"])
+    assert "images/s" in dict(artifacts["facts"])
 
 
 def killed(home: Path, pattern: str, when: Callable[[], bool]) -> None:
-    """Kill -9 a process of this run whose command line has ``pattern``, once it is time."""
+    """Kill a process of this run whose command line has ``pattern``, at the given moment."""
     deadline = time.monotonic() + LIMIT_S / 2
     while time.monotonic() < deadline:
         for process in filter(lambda each: _is_of(each, home, pattern), psutil.process_iter()):
@@ -91,7 +91,7 @@ def _is_of(process: psutil.Process, home: Path, pattern: str) -> bool:
         return False
 
 
-def test_killed_while_latents_are_computed_and_while_it_trains_it_ends_with_the_same_losses(
+def test_a_run_killed_during_latents_and_training_ends_with_the_same_losses(
     undisturbed: FlowRun, tmp_path: Path
 ) -> None:
     log = tmp_path / "log"

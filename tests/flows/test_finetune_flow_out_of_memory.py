@@ -1,4 +1,4 @@
-"""After an attempt that runs out of memory the next one takes a plan that needs less, and says so."""
+"""After an attempt that runs out of memory, the next one uses a plan that needs less."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if "launchers.run.worker" in words:
 """
 
 
-def test_the_retry_halves_the_micro_batch_and_resumes_from_the_checkpoint(
+def test_a_retry_after_out_of_memory_halves_the_micro_batch_and_resumes(
     flow: Callable[..., FlowRun], tmp_path: Path
 ) -> None:
     (tmp_path / "hungry").mkdir()
@@ -45,7 +45,7 @@ def test_the_retry_halves_the_micro_batch_and_resumes_from_the_checkpoint(
 def test_the_nodes_of_a_retry_agree_on_the_smaller_micro_batch(
     flow: Callable[..., FlowRun], tmp_path: Path
 ) -> None:
-    """Ranks that don't train (tests.lab.small_engine): what one rank has run out of is for all to know."""
+    """Ranks do not train (tests.lab.small_engine); out of memory on one rank affects all nodes."""
     orders = ("step_s=1.5", "do=memory", "at=4", "ranks=[0,1]")  # the checkpoint of step 2 is stored by then
     small = [f"--set=engine_options.{order}" for order in orders]
     nothing_to_evaluate = ("--set=evaluation.generations=0", "--set=evaluation.fraction=0")
@@ -58,20 +58,20 @@ def check(
 ) -> None:
     data = write_sums(folder / "sums.jsonl")
     steps = (f"--max-steps={STEPS}", "--checkpoint-every=2")
-    given = (*arguments, *steps, f"--nodes={nodes}", f"--dataset={data}")
-    run = flow("run", *given, **environment)
+    deploy_arguments = (*arguments, *steps, f"--nodes={nodes}", f"--dataset={data}")
+    run = flow("run", *deploy_arguments, **environment)
     assert run.returncode == 0, run.output
     planned = 4 // nodes
     assert "DefaultCPUAllocator" in run.output
     assert f"out of memory: a retry will use micro batch {planned} -> {planned // 2}" in run.output
-    assert "another plan, as an earlier attempt ran out of memory" in run.output
+    assert "another plan because an earlier attempt ran out of memory" in run.output
     assert f"from the checkpoint of step 2 of {STEPS}" in run.output
-    found = run.artifacts()
-    layout = found["plan"].layout
+    artifacts = run.artifacts()
+    layout = artifacts["plan"].layout
     assert (layout.micro_batch_size, layout.global_batch_size) == (1, 4)
     notes = [
-        (note.used, note.given_by) for note in found["plan"].overrides if note.name == "micro_batch_size"
+        (note.used, note.given_by) for note in artifacts["plan"].overrides if note.name == "micro_batch_size"
     ]
     assert notes[0] == (str(planned // 2), "out of memory in attempt 0")
     assert notes[-1][0] == "1"
-    assert [row["step"] for row in found["metrics"]] == list(range(1, STEPS + 1))
+    assert [row["step"] for row in artifacts["metrics"]] == list(range(1, STEPS + 1))

@@ -73,7 +73,7 @@ OF_CHECKS = {"*/spec.activeDeadlineSeconds": "a nightly check has a deadline; a 
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """A namespace of the API server, with the nodes."""
+    """A namespace of the API server with the nodes."""
 
     plane: ControlPlane
     namespace: str
@@ -94,8 +94,8 @@ class Cluster:
             "METAFLOW_DEFAULT_METADATA": "local",
         }
 
-    def run(self, *words: str) -> str:
-        done = self.home.python(*words, **self.environment())
+    def run(self, *arguments: str) -> str:
+        done = self.home.python(*arguments, **self.environment())
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
@@ -113,18 +113,18 @@ def cluster(
     api, namespace = control_plane.api(), control_plane.namespace("submitted")
     api.create(f"/api/v1/namespaces/{namespace}/secrets", {"metadata": {"name": "registry"}})
     for name in ("research", "idle"):
-        made = {"metadata": {"name": name}, "value": 1}
-        api.create("/apis/scheduling.k8s.io/v1/priorityclasses", made)
+        definition = {"metadata": {"name": name}, "value": 1}
+        api.create("/apis/scheduling.k8s.io/v1/priorityclasses", definition)
     kinds = {
         "workflowtemplates": "WorkflowTemplate",
         "cronworkflows": "CronWorkflow",
         "workflows": "Workflow",
     }
     for plural, kind in kinds.items():
-        made = permissive_definition(
+        definition = permissive_definition(
             plural, "argoproj.io", "v1alpha1", kind, "Namespaced", folder / f"{plural}.json"
         )
-        control_plane.install(f"{plural}.argoproj.io", made)
+        control_plane.install(f"{plural}.argoproj.io", definition)
     labels = {
         "node.kubernetes.io/instance-type": "p5.48xlarge",
         "nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3",
@@ -142,9 +142,9 @@ def cluster(
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_pods_on_argo_are_those_of_a_run(cluster: Cluster, name: str) -> None:
+def test_pods_on_argo_equal_those_of_a_direct_run(cluster: Cluster, name: str) -> None:
     flow, config, values, steps = CASES[name]
-    given = (
+    deploy_arguments = (
         str(FLOWS / flow),
         "--config-value",
         config,
@@ -152,8 +152,8 @@ def test_pods_on_argo_are_those_of_a_run(cluster: Cluster, name: str) -> None:
         "--with",
         f"kubernetes:security_context={SECURITY}",
     )
-    direct = json.loads(cluster.run(str(SUBMITTED), *given, "run").splitlines()[-1])
-    cluster.run(*given, "argo-workflows", "--name", f"same-{name}", "create")
+    direct = json.loads(cluster.run(str(SUBMITTED), *deploy_arguments, "run").splitlines()[-1])
+    cluster.run(*deploy_arguments, "argo-workflows", "--name", f"same-{name}", "create")
     workflow = cluster.get("workflowtemplates", f"same-{name}")
     templates = {template["name"]: template for template in workflow["spec"]["templates"]}
     reasons = DIFFERENCES | (OF_CHECKS if name == "checklist" else {})
@@ -164,14 +164,16 @@ def test_pods_on_argo_are_those_of_a_run(cluster: Cluster, name: str) -> None:
         assert mine.keys() == theirs.keys()
         for job, pod in mine.items():
             kind = "jobset" if len(mine) > 1 else "pod"
-            here, there = _fields(pod), _fields(theirs[job])
-            for field in sorted(here.keys() | there.keys()):
-                if here.get(field) == there.get(field):
+            argo_fields, direct_fields = _fields(pod), _fields(theirs[job])
+            for field in sorted(argo_fields.keys() | direct_fields.keys()):
+                if argo_fields.get(field) == direct_fields.get(field):
                     continue
                 rows = {row for row in reasons if fnmatchcase(f"{kind}/{field}", row)}
                 used |= rows
                 if not rows:
-                    unexplained.append(f"{step} {job} {field}: {here.get(field)} | {there.get(field)}")
+                    unexplained.append(
+                        f"{step} {job} {field}: {argo_fields.get(field)} | {direct_fields.get(field)}"
+                    )
     assert not unexplained, "\n".join(unexplained)
     several = templates[steps[-1].replace("_", "-")]
     _check_trained_pods(several, graceful=name == "finetune")
@@ -186,7 +188,7 @@ def test_pods_on_argo_are_those_of_a_run(cluster: Cluster, name: str) -> None:
 
 
 def _check_trained_pods(template: Json, *, graceful: bool) -> None:
-    """What the step on several nodes must have, so that both ways cannot lack it alike."""
+    """Check required fields of the multi-node step, which both variants could otherwise lack."""
     for pod in _pods_of_argo(template).values():
         spec, container = pod["spec"], pod["spec"]["containers"][0]
         assert container["resources"]["limits"][RDMA] == container["resources"]["requests"][RDMA] == "1"
@@ -200,17 +202,17 @@ def _check_trained_pods(template: Json, *, graceful: bool) -> None:
 
 
 def _check_nightly(template: Json) -> None:
-    """The check's nodes may be marked by an earlier check, and pods that never start have an end."""
+    """Check that tainted nodes are tolerated and that pending pods have a time limit."""
     manifest = yaml.safe_load(re.sub(r"\{\{[^}]*\}\}", "1", template["resource"]["manifest"]))
     for job in manifest["spec"]["replicatedJobs"]:
-        made = job["template"]["spec"]
+        pod_spec = job["template"]["spec"]
         mark = {"key": "training-checklist/unfit", "operator": "Exists", "effect": "NoSchedule"}
-        assert mark in made["template"]["spec"]["tolerations"]
-        assert made["activeDeadlineSeconds"] < 8 * 3600
+        assert mark in pod_spec["template"]["spec"]["tolerations"]
+        assert pod_spec["activeDeadlineSeconds"] < 8 * 3600
 
 
 def _check_jobset_is_taken(cluster: Cluster, template: Json) -> None:
-    """The API server knows every field of the JobSet, and its values."""
+    """Check that the API server accepts every field of the JobSet."""
     numbers = re.sub(r"\{\{=asInt[^}]*\}\}", "1", template["resource"]["manifest"])
     jobset = yaml.safe_load(re.sub(r"\{\{[^}]*\}\}", "n1", numbers))
     path = f"/apis/jobset.x-k8s.io/v1alpha2/namespaces/{cluster.namespace}/jobsets"
@@ -230,7 +232,7 @@ def _pods_of_run(manifest: Json) -> dict[str, Json]:
 
 
 def _pods_of_argo(template: Json, of_all: Json | None = None) -> dict[str, Json]:
-    """Put a template's pods together as Argo does; ``of_all``: the workflow's ``podMetadata``."""
+    """Combine a template into pods like Argo; ``of_all`` is ``podMetadata`` of the workflow."""
     if "resource" in template:
         text = re.sub(r"(?<!['\"\w-])\{\{=asInt[^}]*\}\}", "1", template["resource"]["manifest"])
         return _pods_of_run(yaml.safe_load(text))
@@ -238,12 +240,12 @@ def _pods_of_argo(template: Json, of_all: Json | None = None) -> dict[str, Json]
     spec = {name: template[name] for name in placed if template.get(name) is not None}
     spec["containers"] = [{**template["container"], "name": "main"}]
     patch = {"spec": json.loads(template.get("podSpecPatch") or "{}")}
-    own = merge(of_all or {}, template["metadata"])
-    return {"pod": merge({"metadata": own, "spec": spec}, patch)}
+    template_metadata = merge(of_all or {}, template["metadata"])
+    return {"pod": merge({"metadata": template_metadata, "spec": spec}, patch)}
 
 
 def _fields(pod: Json) -> dict[str, Any]:
-    """A pod as path -> value; lists of named items by name, the container's own name left out."""
+    """Return a pod as path -> value; named items by name, without the name of the container."""
     fields: dict[str, Any] = {}
 
     def walk(path: str, value: Any) -> None:

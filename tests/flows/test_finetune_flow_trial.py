@@ -1,4 +1,4 @@
-"""``--trial``: the best plans run some steps before the run, on its machines; the fastest is kept."""
+"""``--trial``: the best plans run a few steps on the machines of the run; the fastest is used."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def test_a_plan_that_runs_out_of_memory_in_its_trial_is_reported_and_dropped(
     assert "trial 1 of 3: micro batch 4 x 1, no checkpointing, 4 steps" in run.output
     assert run.output.count("ran out of memory") == 2
     assert "kept: micro batch 2 x 2, no checkpointing" in run.output
-    found = run.artifacts()
-    assert found["plan"].layout.micro_batch_size == 2
-    assert [trial.out_of_memory for trial in found["outcome"].tried] == [True, True, False]
-    kept = found["outcome"].tried[2]
-    assert kept.steps == 2
-    assert kept.tokens_per_second > 0
-    assert [row["step"] for row in found["metrics"]] == list(range(1, 7))
+    artifacts = run.artifacts()
+    assert artifacts["plan"].layout.micro_batch_size == 2
+    assert [trial.out_of_memory for trial in artifacts["outcome"].tried] == [True, True, False]
+    tried_plan = artifacts["outcome"].tried[2]
+    assert tried_plan.steps == 2
+    assert tried_plan.tokens_per_second > 0
+    assert [row["step"] for row in artifacts["metrics"]] == list(range(1, 7))
     names = [record.run for record in Store(runs).read().finished]
     assert sum("trial-3" in name for name in names) == 1
     assert len(names) == 2  # that trial, and the run

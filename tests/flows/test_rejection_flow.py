@@ -1,4 +1,4 @@
-"""The rejection flow as a user runs it: the mean score rises, and what was finished is not done again."""
+"""The rejection flow as a user runs it: the mean score rises, and finished shards are not repeated."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ SHORT = (
 
 
 class Flow:
-    """Runs of the flow in one folder, one after the other, with one datastore."""
+    """Successive runs of the flow in one folder with one datastore."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
@@ -66,7 +66,7 @@ class Flow:
         self.process = start_flow(self.home, [*arguments], FLOW)
 
     def run(self, *arguments: str, timeout: float = 800) -> int:
-        """Run to the end; the exit status."""
+        """Run the flow and return its exit status."""
         self.start(*arguments)
         return self.end(timeout)
 
@@ -83,28 +83,28 @@ class Flow:
     def run_id(self) -> str:
         return (self.home / "run_id").read_text()
 
-    def wait_for(self, what: Callable[[], Any], within: float = 240) -> Any:
+    def wait_for(self, condition: Callable[[], Any], within: float = 240) -> Any:
         assert self.process is not None
         deadline = time.monotonic() + within
-        while not (found := what()):
+        while not (value := condition()):
             assert self.process.poll() is None, f"the run ended first:\n{self.log}"
             assert time.monotonic() < deadline, f"not within {within:g} s:\n{self.log}"
             time.sleep(0.02)
-        return found
+        return value
 
     def pid_of(self, module: str) -> int | None:
-        found = [process.pid for process in left_behind(self.home, wait_s=0) if module in process.cmdline()]
-        return found[0] if found else None
+        pids = [process.pid for process in left_behind(self.home, wait_s=0) if module in process.cmdline()]
+        return pids[0] if pids else None
 
-    def finished(self, what: str) -> list[str]:
-        """The shards of answers or scores that this run has finished, as it says so."""
-        return re.findall(rf"(?<!compared-){what}: shard (\d+) of {SHARDS} is finished", self.log)
+    def finished(self, name: str) -> list[str]:
+        """Return the shards of answers or scores that the run reports as finished."""
+        return re.findall(rf"(?<!compared-){name}: shard (\d+) of {SHARDS} is finished", self.log)
 
     def artifacts(self) -> dict[str, Any]:
         return read_artifacts(self.home, environment(self.home), f"RejectionFlow/{self.run_id}")
 
     def card(self, step: str) -> str:
-        """The content of a step's own card."""
+        """Return the content of the card of a step."""
         return read_card(self.home, environment(self.home), FLOW, f"{self.run_id}/{step}", "rejection")
 
 
@@ -116,9 +116,9 @@ def flow(tmp_path: Path) -> Iterator[Flow]:
         process.kill()
 
 
-def scored_here(found: dict[str, Any], home: Path) -> tuple[list[Answers], list[Scores]]:
-    """What one process here draws by transformers, as that run's plan and settings say, and its scores."""
-    prompts, settings = found["prompts"], by_transformers(found["used_settings"])
+def scored_here(report_of_run: dict[str, Any], home: Path) -> tuple[list[Answers], list[Scores]]:
+    """Generate with transformers in this process by plan and settings of that run, and score."""
+    prompts, settings = report_of_run["prompts"], by_transformers(report_of_run["used_settings"])
     (home / "again").mkdir()
     model = tiny_llama.make(home / "again" / "model")
     rows.write_rows(home / "again" / "prompts.jsonl", prompts)
@@ -130,7 +130,7 @@ def scored_here(found: dict[str, Any], home: Path) -> tuple[list[Answers], list[
         shards_dir=home / "again" / "shards",
         settings=settings,
         device="cpu",
-        limit=batch_limit(found["plan"]),
+        limit=batch_limit(report_of_run["plan"]),
     )
     generate(request, lambda *_: None)
     drawn = answers_in(request.shards_dir, range(request.count()))
@@ -144,13 +144,13 @@ def scored_here(found: dict[str, Any], home: Path) -> tuple[list[Answers], list[
 
 
 def by_transformers(settings: Settings) -> Settings:
-    """The same settings with the generator that is there without vLLM."""
+    """The same settings with the generator used without vLLM."""
     drawing = {"generator": "transformers", "generator_python": None}
     return settings.model_copy(update={"rejection": settings.rejection.model_copy(update=drawing)})
 
 
 @pytest.mark.nightly  # two nodes draw as one in tests/launchers/rejection, too
-def test_two_nodes_draw_the_answers_of_one_and_the_mean_score_rises(flow: Flow) -> None:
+def test_two_nodes_generate_the_answers_of_one_and_the_mean_score_rises(flow: Flow) -> None:
     status = flow.run(
         "run",
         "--score=functions.py:share_of_e",
@@ -163,16 +163,19 @@ def test_two_nodes_draw_the_answers_of_one_and_the_mean_score_rises(flow: Flow) 
     )
     assert status == 0, flow.log
     assert "at most 12,800 tokens are generated, 800 answers are scored" in " ".join(flow.log.split())
-    found = flow.artifacts()
-    selection, comparison = found["selection"], found["comparison"]
+    artifacts = flow.artifacts()
+    selection, comparison = artifacts["selection"], artifacts["comparison"]
     assert (selection.overview.drawn.answers, selection.kept.answers) == (800, 200)
     assert selection.kept.mean > selection.overview.drawn.mean + 0.02
     assert comparison.prompts == 40
     assert comparison.after > comparison.before + 0.01
     assert comparison.text() in flow.log
     assert "Answers drawn" in flow.card("generate")
-    drawn, scores = scored_here(found, flow.home)
-    assert select(found["prompts"], drawn, scores, found["used_settings"].rejection)[0] == found["kept"]
+    drawn, scores = scored_here(artifacts, flow.home)
+    assert (
+        select(artifacts["prompts"], drawn, scores, artifacts["used_settings"].rejection)[0]
+        == artifacts["kept"]
+    )
     for step in ("score", "select"):
         page = flow.card(step)
         assert "Best answers" in page
@@ -207,7 +210,7 @@ def test_finished_shards_are_not_repeated_after_kill_9(flow: Flow) -> None:
 
 
 @pytest.mark.nightly
-def test_answers_that_vllm_draws_by_another_python_are_kept_by_score_and_compared(flow: Flow) -> None:
+def test_answers_generated_by_vllm_in_another_python_are_selected_and_compared(flow: Flow) -> None:
     python = os.environ.get("VLLM_PYTHON")  # of an environment that .ci/run makes
     if python is None:
         pytest.skip("VLLM_PYTHON names no Python that has vLLM (docs/rejection.md#vllm)")
@@ -215,19 +218,19 @@ def test_answers_that_vllm_draws_by_another_python_are_kept_by_score_and_compare
     options = [f"--set=rejection.{each}" for each in drawn]
     short = ["--epochs=1", "--set=evaluation.fraction=0.2", "--set=evaluation.generations=0"]
     assert flow.run("run", "--score=functions.py:share_of_e", *options, *short) == 0, flow.log
-    found = flow.artifacts()
-    selection, comparison = found["selection"], found["comparison"]
+    artifacts = flow.artifacts()
+    selection, comparison = artifacts["selection"], artifacts["comparison"]
     assert selection.overview.drawn.answers == 240
     assert selection.kept.mean > selection.overview.drawn.mean + 0.02
     # transformers draws others, of the same model: their mean score is near
-    _, scores = scored_here(found, flow.home)
+    _, scores = scored_here(artifacts, flow.home)
     theirs = [score for each in scores for score in each.scores]
     assert selection.overview.drawn.mean == pytest.approx(sum(theirs) / len(theirs), abs=0.02)
     assert comparison.prompts == 12
     assert comparison.text() in flow.log
 
 
-def test_a_mistake_is_named_before_the_run(flow: Flow) -> None:
+def test_a_user_error_is_named_before_the_run(flow: Flow) -> None:
     assert flow.run("run", "--score=functions.py:nan") != 0
     assert "Scoring function functions.py:nan returned nan" in " ".join(flow.log.split())
     assert "Traceback" not in flow.log

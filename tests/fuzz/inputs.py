@@ -1,4 +1,4 @@
-"""Hostile inputs: valid ones with values, pieces of text and bytes in them that programs trip over."""
+"""Hostile inputs: valid inputs with values, text and bytes that often break parsers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ values = st.one_of(st.sampled_from(VALUES), st.text(max_size=10), st.integers(),
 
 @st.composite
 def damaged(draw: st.DrawFn, seed: bytes) -> bytes:
-    """Return the seed with a few changes: to its values if it is JSON, or to its bytes."""
+    """Return the seed with a few changes: to values if it is JSON, else to bytes."""
     value = _json(seed)
     if value is not None and draw(st.integers(0, 3)):
         for _ in range(draw(st.integers(1, 3))):

@@ -1,4 +1,4 @@
-"""Readers of files and answers from elsewhere, each with a valid input. A new one is a row of READERS."""
+"""Readers of files and responses of other systems, each with a valid input, in READERS."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ PLAN = planned("llama-8b", "lora", "H100", 1)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reader:
-    """One reader: it gets the path of the damaged input."""
+    """One reader; it gets the path of the damaged input."""
 
     read: Callable[[Path], object]
     seed: bytes
@@ -117,7 +117,7 @@ def text_of(path: Path) -> str:
 
 
 def safetensors(path: Path) -> object:
-    """The damaged JSON as the header of a safetensors file."""
+    """Write the damaged JSON as the header of a safetensors file."""
     header, file = path.read_bytes(), path.with_name("model.safetensors")
     file.write_bytes(len(header).to_bytes(8, "little") + header + bytes(16))
     return model_files.read_header(file)
@@ -203,7 +203,7 @@ READERS: dict[str, Reader] = {
     ),
     "header of safetensors": Reader(read=safetensors, seed=dumped(HEADER)),
     "index of a pipeline": Reader(
-        read=lambda path: pipelines.check_whole(path.parent),
+        read=lambda path: pipelines.check_complete(path.parent),
         seed=dumped(
             {"_class_name": "StableDiffusionXLPipeline", "unet": ["diffusers", "UNet2DConditionModel"]}
         ),
@@ -266,7 +266,7 @@ READERS: dict[str, Reader] = {
     ),
     "plain text": Reader(read=lambda path: every(texts.read(path)), seed=b"one\n\ntwo\n", file="a.txt"),
     "splits of a dataset": Reader(
-        read=lambda path: sources.local(str(path.parent)),
+        read=lambda path: sources.local_path(str(path.parent)),
         seed=dumped({"splits": ["train"]}),
         file="dataset_dict.json",
     ),
@@ -392,7 +392,7 @@ READERS: dict[str, Reader] = {
         file="adapter_config.json",
     ),
     "noise of a pipeline": Reader(
-        read=lambda path: latents._noise(path.parent.parent),
+        read=lambda path: latents._noise_config(path.parent.parent),
         seed=dumped({"scaling_factor": 0.13}),
         file="vae/config.json",
         others={"scheduler/scheduler_config.json": dumped({"num_train_timesteps": 1000})},

@@ -1,4 +1,4 @@
-"""Inputs made to harm: each is refused, or read within its limits."""
+"""Malicious inputs are refused or read within limits."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def linked(tiny: Path, folder: Path) -> Path:
-    """A model folder whose files are hard links, as exports make them."""
+    """A model folder with hard-linked files, as in exports."""
     folder.mkdir(parents=True)
     for path in tiny.iterdir():
         os.link(path, folder / path.name)
@@ -59,14 +59,14 @@ def linked(tiny: Path, folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("place", ["vocab.txt", "deep/down/notes.md", "folder"])
-def test_a_model_with_a_link_out_of_its_folder_is_refused(
+def test_a_model_with_a_symbolic_link_out_of_its_folder_is_refused(
     tiny: Path, tmp_path: Path, secret: Path, place: str
 ) -> None:
     folder = linked(tiny, tmp_path / "model")
-    weights.check_whole(folder)
+    weights.check_model_folder(folder)
     (folder / place).parent.mkdir(parents=True, exist_ok=True)
     (folder / place).symlink_to(secret.parent if place == "folder" else secret)
-    for use in (weights.check_whole, finished.from_folder):
+    for use in (weights.check_model_folder, finished.from_folder):
         with pytest.raises(UserError, match=f"{place} is a link that leads outside"):
             use(folder)
     with pytest.raises(UserError, match="leads outside"):
@@ -82,7 +82,7 @@ def test_a_snapshot_of_the_hub_cache_is_read_and_stored_through_its_links(tiny: 
     for path in blobs.iterdir():
         (snapshot / path.name).symlink_to(Path("../../blobs") / path.name)
     (snapshot / "unet" / "config.json").symlink_to("../../../blobs/config.json")
-    weights.check_whole(snapshot)
+    weights.check_model_folder(snapshot)
     stored = put_bundle(LocalStorage(tmp_path / "store"), "b", snapshot)
     assert {file.name for file in stored.files} == {path.name for path in blobs.iterdir()} | {
         "unet/config.json"
@@ -102,7 +102,7 @@ def test_a_snapshot_may_link_only_to_its_own_blobs(
     snapshot = linked(other, repository / "snapshots" / "0123")
     (snapshot / "vocab.txt").symlink_to(blob)
     with pytest.raises(UserError, match="leads outside"):
-        weights.check_whole(snapshot)
+        weights.check_model_folder(snapshot)
 
 
 def test_links_in_a_loop_are_refused(tiny: Path, tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_links_in_a_loop_are_refused(tiny: Path, tmp_path: Path) -> None:
     (folder / "a.txt").symlink_to("b.txt")
     (folder / "b.txt").symlink_to("a.txt")
     with pytest.raises(UserError, match="path that cannot be read"):
-        weights.check_whole(folder)
+        weights.check_model_folder(folder)
 
 
 @pytest.mark.parametrize("name", ["../outside.safetensors", "/etc/passwd", "a/b.safetensors", "..", ""])
@@ -128,7 +128,7 @@ def test_a_dataset_with_a_link_out_of_its_folder_is_refused(tmp_path: Path, secr
     folder.mkdir()
     (folder / "train.jsonl").symlink_to(secret)
     with pytest.raises(UserError, match=r"train\.jsonl is a link that leads outside"):
-        sources.local(str(folder))
+        sources.local_path(str(folder))
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_a_saved_dataset_may_name_only_parts_of_its_folder(
     folder.mkdir()
     (folder / file).write_text(json.dumps(value))
     with pytest.raises(UserError, match="cannot be read"):
-        list(files.open_rows(sources.local(f"{folder}#train" if "splits" in value else str(folder))))
+        list(files.open_rows(sources.local_path(f"{folder}#train" if "splits" in value else str(folder))))
 
 
 def test_a_staged_dataset_may_name_only_images_of_its_folder(
@@ -189,7 +189,7 @@ def test_a_chat_template_that_never_ends_is_stopped(
     tokenizer = render.load_tokenizer(tiny, settings.build({"chat_template": loops}))
     chat = rows.Conversation(messages=(rows.Message(role="user", content="Hi"),))
     with held_to(MIB), pytest.raises(UserError, match=r"not finished after 0\.2 s"):
-        render.written(chat.messages, tokenizer)
+        render.render_messages(chat.messages, tokenizer)
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def test_a_chat_template_is_limited_in_memory_and_output(tiny: Path, template: s
     limits = resource.getrlimit(resource.RLIMIT_DATA)
     before = reset_peak()
     with pytest.raises(UserError, match=reason):
-        render.written(chat, tokenizer)
+        render.render_messages(chat, tokenizer)
     assert resident_peak() - before < 600 * MIB
     assert resource.getrlimit(resource.RLIMIT_DATA) == limits
 
@@ -240,7 +240,7 @@ def test_parquet_that_decodes_to_gigabytes_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "a.parquet"
     parquet.write_table(pyarrow.table({"text": values}), file, compression="zstd", store_schema=False)
     assert file.stat().st_size < 1000
-    with held_to(file.stat().st_size), pytest.raises(UserError, match="decompression bombs"):
+    with held_to(file.stat().st_size), pytest.raises(UserError, match="decompression bomb"):
         list(files.open_rows(file))
 
 
@@ -269,18 +269,18 @@ def test_parquet_is_decoded_in_batches_by_bytes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("nested", [False, True])
 def test_parquet_that_repeats_one_value_endlessly_is_refused(tmp_path: Path, nested: bool) -> None:
-    """A file of 1 MiB whose rows, or whose only row, have 20 GiB."""
+    """A file of 1 MiB that decodes to 20 GiB."""
     file = repeated_value(tmp_path, 20_000, nested=nested)
     assert file.stat().st_size < 2 * MIB
     before, began = reset_peak(), time.process_time()
-    with pytest.raises(UserError, match="decompression bombs"):
+    with pytest.raises(UserError, match="decompression bomb"):
         for _ in files.open_rows(file):
             pass
     assert resident_peak() - before < 250 * MIB
     assert time.process_time() - began < 10
 
 
-def test_a_row_of_parquet_whose_lists_are_too_large_is_a_bad_row(tmp_path: Path) -> None:
+def test_a_parquet_row_with_oversized_lists_is_an_invalid_row(tmp_path: Path) -> None:
     before = reset_peak()
     ((_, row),) = files.open_rows(repeated_value(tmp_path, 100, nested=True))
     assert "more than 64 MiB of text" in str(row)
@@ -342,7 +342,7 @@ def test_decompression_of_a_packed_plan_is_limited() -> None:
 
 
 @pytest.mark.parametrize("word", ["", "eJ", "not base64", b64encode(zlib.compress(b"{}")[:-4]).decode()])
-def test_a_damaged_plan_gives_one_line(word: str) -> None:
+def test_a_damaged_plan_is_reported_in_one_line(word: str) -> None:
     with pytest.raises(UserError, match=r"^The plan in FINETUNE_PLAN cannot be read: "):
         unpack(word)
 
@@ -379,10 +379,10 @@ def replace_pickle(path: Path, data: bytes) -> None:
 
 
 @pytest.mark.parametrize("depth", [200, 100_000])
-def test_deeply_nested_files_give_one_line(tmp_path: Path, depth: int) -> None:
+def test_deeply_nested_files_are_reported_in_one_line(tmp_path: Path, depth: int) -> None:
     nested = '{"a":' + "[" * depth + "]" * depth + "}"
     (tmp_path / "config.json").write_text(nested)
-    for read in (hf_files.read_directory, model_files.read_config, weights.check_whole):
+    for read in (hf_files.read_directory, model_files.read_config, weights.check_model_folder):
         with held_to(len(nested)), pytest.raises(UserError, match="nested too deeply"):
             read(tmp_path)
     with (
@@ -392,7 +392,7 @@ def test_deeply_nested_files_give_one_line(tmp_path: Path, depth: int) -> None:
         settings.parse_yaml(nested)
 
 
-def test_parquet_with_invalid_text_is_a_bad_row(tmp_path: Path) -> None:
+def test_parquet_with_invalid_text_is_an_invalid_row(tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
@@ -409,7 +409,7 @@ def test_text_that_an_api_server_rejects_is_refused_in_pod_templates(name: str) 
         pod_template.read({"spec": {"schedulerName": name}})
 
 
-def test_a_panicking_tokenizer_gives_one_line(tiny: Path, tmp_path: Path) -> None:
+def test_a_panicking_tokenizer_is_reported_in_one_line(tiny: Path, tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     folder = linked(tiny, tmp_path / "model")
     values = json.loads((folder / "tokenizer.json").read_text())

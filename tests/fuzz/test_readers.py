@@ -1,4 +1,4 @@
-"""Files and answers from elsewhere end in the package's own errors, in bounded time and memory."""
+"""Damaged files and responses end in the errors of the package, in bounded time and memory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def place(folder: Path, reader: Reader, data: bytes) -> Path:
 
 
 def fuzz(reader: Reader, folder: Path, examples: int, limit_s: float, *, repeatable: bool) -> int:
-    """Read damaged inputs until one fails or the time is over; returns how many were read."""
+    """Read damaged inputs until one fails or the time is over; return how many were read."""
     with contextlib.suppress(*reader.refusals):  # imports what the reader needs
         reader.read(place(folder, reader, reader.seed))
     done, problem, end = 0, "", time.monotonic() + limit_s

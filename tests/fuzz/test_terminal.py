@@ -1,4 +1,4 @@
-"""Names and messages from other people in everything that is printed: no terminal acts on them."""
+"""Foreign names and messages in printed output do not control the terminal."""
 
 from __future__ import annotations
 
@@ -100,10 +100,10 @@ def _runs(name: str) -> None:
         plan=planned("llama-8b", "lora", "L40S", 1),
         settings={name: name},
     )
-    others = [record, dataclasses.replace(record, settings={})]
+    without_settings = [record, dataclasses.replace(record, settings={})]
     out = output.console()
-    out.print(runs._figures(others))
-    out.print(runs._settings(others))
+    out.print(runs._figures(without_settings))
+    out.print(runs._settings(without_settings))
 
 
 def _answers(name: str) -> None:
@@ -219,7 +219,7 @@ def test_program_output_is_exact_but_escaped_on_a_terminal(
 
 
 def test_every_module_prints_through_the_escaping_functions() -> None:
-    """Allowed are constants, JSON (ASCII) and help pages; rich's Console has one place."""
+    """Constants, JSON (ASCII) and help pages are allowed; the rich console is created in one place."""
     wrong = []
     for package in PACKAGES:
         for path in sorted((ROOT / package).rglob("*.py")):
@@ -237,11 +237,11 @@ def test_every_module_prints_through_the_escaping_functions() -> None:
             for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
                 if getattr(call.func, "id", getattr(call.func, "attr", "")) not in NAMES:
                     continue
-                what = ast.unparse(call.func)
+                call_name = ast.unparse(call.func)
                 harmless = all(_is_harmless(argument) for argument in call.args)
-                prints = (what == "print" and "print" not in imported) or what in WRITERS
-                if (prints and not harmless) or what == "Console":
-                    wrong.append(f"{place}:{call.lineno} {what}")
+                prints = (call_name == "print" and "print" not in imported) or call_name in WRITERS
+                if (prints and not harmless) or call_name == "Console":
+                    wrong.append(f"{place}:{call.lineno} {call_name}")
     assert [line for line in wrong if not line.startswith(ALLOWED)] == []
 
 

@@ -1,4 +1,4 @@
-"""What the tests of the site share."""
+"""Fixtures shared by the tests of the documentation site."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the documents' site, built without a warning."""
+    """The folder of the documentation site, built without warnings."""
     pytest.importorskip("mkdocs", reason="mkdocs-material is not installed: pip install -e '.[docs]'")
     if shutil.which("npm") is None:
         pytest.skip("needs npm, which fetches Python for browsers")

@@ -1,4 +1,4 @@
-"""What infra/kubernetes renders to, as objects."""
+"""Objects rendered from infra/kubernetes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Json = dict[str, Any]
 
 
 def missing() -> str | None:
-    """Why kubectl cannot render here, in words; None: it can."""
+    """Return the reason why kubectl cannot render here, or None."""
     if shutil.which("kubectl") is None:
         return "no kubectl on this machine"
     command = ["kubectl", "version", "--client", "--output", "json"]
@@ -35,7 +35,7 @@ needs_kubectl = pytest.mark.skipif(bool(missing()), reason=missing() or "")
 
 @cache
 def render(folder: Path) -> tuple[Json, ...]:
-    """The objects of a kustomization."""
+    """Return the objects of a kustomization."""
     done = subprocess.run(
         ["kubectl", "kustomize", str(folder)], capture_output=True, text=True, timeout=240, check=False
     )
@@ -44,7 +44,7 @@ def render(folder: Path) -> tuple[Json, ...]:
 
 
 def everything(folder: Path) -> tuple[Json, ...]:
-    """Base, all queues and all components together, through a kustomization made in an empty folder."""
+    """Render base, all queues and all components together through a new kustomization."""
     listed = {
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
         "kind": "Kustomization",

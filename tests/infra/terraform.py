@@ -1,4 +1,4 @@
-"""Terraform on a copy of infra/aws, with its provider from a folder of plugins, and moto as AWS."""
+"""Terraform on a copy of infra/aws, with a local provider plugin and moto as AWS."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ provider "aws" {
 
 @cache
 def plugins() -> Path | None:
-    """The folder with the AWS provider; None: there is none on this machine."""
+    """Return the folder with the AWS provider, or None."""
     return next((path for path in _places() if (path / PLUGINS).is_dir()), None)
 
 
@@ -41,7 +41,7 @@ def _places() -> Iterator[Path]:
 
 
 def missing() -> str | None:
-    """Why Terraform cannot be run here, in words; None: it can."""
+    """Return the reason why Terraform cannot run here, or None."""
     if shutil.which("terraform") is None:
         return "no terraform on this machine"
     if plugins() is None:
@@ -51,7 +51,7 @@ def missing() -> str | None:
 
 @dataclass(frozen=True)
 class Stack:
-    """A copy of infra/aws that has been initialized."""
+    """An initialized copy of infra/aws."""
 
     folder: Path  # of the .tf files
     endpoint: str  # moto's
@@ -88,7 +88,7 @@ class Stack:
 
 @dataclass(frozen=True)
 class Done:
-    """What Terraform has said."""
+    """The output of Terraform."""
 
     status: int
     stdout: str
@@ -96,12 +96,12 @@ class Done:
 
     @property
     def errors(self) -> str:
-        """Its messages without frames and line breaks."""
+        """Return the messages without frames and line breaks."""
         return " ".join(re.sub(r"[│╷╵]", " ", self.stderr).split())
 
 
 def prepare(place: Path, endpoint: str) -> Stack:
-    """The stack in a folder of its own, beside the table of machines that it reads."""
+    """Return the stack in its own folder, next to the instance table that it reads."""
     folder = place / "infra" / "aws"
     folder.mkdir(parents=True)
     for file in (*STACK.glob("*.tf"), *STACK.glob("*.sh"), STACK / ".terraform.lock.hcl"):

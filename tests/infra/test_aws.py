@@ -1,4 +1,4 @@
-"""infra/aws: what it makes, what it refuses, and that what it prints is Metaflow's configuration.
+"""infra/aws: created resources, refused variables, and its output as a Metaflow configuration.
 
 moto plays AWS. It knows neither placement groups nor the subscribers of a budget: those are planned here, and
 not made.
@@ -57,7 +57,7 @@ MADE = {
 
 @pytest.fixture(scope="module")
 def aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """moto's address. It knows AWS's own policies, as the stack attaches one."""
+    """The address of moto, with the managed policies that the stack attaches."""
     (port,) = free_ports(1, "127.0.0.1", nullcontext)
     folder = tmp_path_factory.mktemp("moto")
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
@@ -122,14 +122,14 @@ def test_a_node_has_an_efa_interface_on_each_efa_card_and_one_ip_address(planned
         "a10g": [],
         "b300": [(0, 0, "interface"), *((index, 0, "efa-only") for index in range(1, 17))],
     }
-    for pool, asked in VALUES["gpu_pools"].items():
-        machine = hardware.current().find_instance(asked["instance_type"])
+    for pool, pools in VALUES["gpu_pools"].items():
+        machine = hardware.current().find_instance(pools["instance_type"])
         efa = [card for card in cards[pool] if card[2].startswith("efa")]
         assert len(efa) == tables.efa_interfaces(machine)
     assert not planned['aws_launch_template.gpu["a10g-spot"]']["network_interfaces"]
 
 
-def test_a_pools_machine_image_replaces_the_ecs_optimized_one(planned: Planned) -> None:
+def test_the_machine_image_of_a_pool_replaces_the_ecs_optimized_image(planned: Planned) -> None:
     images = {
         pool: planned[f'aws_batch_compute_environment.gpu["{pool}-multi"]']["compute_resources"][0][
             "ec2_configuration"
@@ -147,8 +147,8 @@ def test_several_nodes_are_on_demand_in_one_zone_and_one_placement_group(planned
     assert environment["type"] == "MANAGED"
     assert (resources["type"], resources["placement_group"]) == ("EC2", "finetune-a100-multi")
     assert planned['aws_placement_group.gpu["a100-multi"]']["strategy"] == "cluster"
-    (others,) = planned['aws_batch_compute_environment.gpu["a10g-spot"]']["compute_resources"]
-    assert not others["placement_group"]
+    (spot_resources,) = planned['aws_batch_compute_environment.gpu["a10g-spot"]']["compute_resources"]
+    assert not spot_resources["placement_group"]
     assert resources["instance_type"] == ["p4d.24xlarge"]
     assert (resources["min_vcpus"], resources["max_vcpus"]) == (0, 2 * 96)
     (queue,) = planned['aws_batch_job_queue.multi["a100"]']["compute_environment_order"]
@@ -175,7 +175,7 @@ def test_single_node_jobs_prefer_spot_in_pools_that_have_it(planned: Planned) ->
     "before", ['OPTIONS="--default-ulimit nofile=32768:65536"\n', "# nothing\n", "", None], ids=repr
 )
 def test_containers_may_pin_all_memory_for_efa(planned: Planned, tmp_path: Path, before: str | None) -> None:
-    """The boothook is run, twice, on a node's file."""
+    """The boothook runs twice on a file of a node."""
     scripts = {script for pool in ("a100", "a10g") for script in _boothooks(planned, pool)}
     (script,) = (script for script in scripts if "memlock" in script)
     file = tmp_path / "docker"
@@ -196,7 +196,7 @@ def test_instance_disks_are_used_unless_the_pool_disables_them(planned: Planned)
 
 
 def _boothooks(planned: Planned, pool: str) -> list[str]:
-    """What all machines of a pool run before Docker starts."""
+    """Return the boothook scripts of the machines of a pool."""
     (data,) = {
         base64.b64decode(item["user_data"]).decode()
         for name, item in planned.items()
@@ -210,7 +210,7 @@ def _boothooks(planned: Planned, pool: str) -> list[str]:
 def test_disks_hold_a_model_and_exceed_default_gp3_speed_and_metadata_is_one_hop_away(
     planned: Planned,
 ) -> None:
-    """By itself gp3 takes 125 MiB/s: 27 minutes for 200 GiB of weights."""
+    """The default of gp3 is 125 MiB/s: 27 minutes for 200 GiB of weights."""
     for name, item in planned.items():
         if name.startswith("aws_launch_template."):
             (disk,) = item["block_device_mappings"][0]["ebs"]
@@ -248,7 +248,7 @@ def test_max_nodes_is_the_number_of_machines_of_a_pool(planned: Planned) -> None
             pool = name.split('"')[1].rpartition("-")[0]
             machine = hardware.current().find_instance(VALUES["gpu_pools"][pool]["instance_type"])
             maximum[pool] += item["compute_resources"][0]["max_vcpus"] / machine.vcpu
-    assert maximum == {pool: asked["max_nodes"] for pool, asked in VALUES["gpu_pools"].items()}
+    assert maximum == {pool: pools["max_nodes"] for pool, pools in VALUES["gpu_pools"].items()}
 
 
 def test_job_logs_expire_and_jobs_read_only_the_named_secret(planned: Planned) -> None:
@@ -393,14 +393,14 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(
-    ("changed", "said"), REFUSED, ids=["pools", "values", "check", "together", "metadata"]
+    ("changed", "expected"), REFUSED, ids=["pools", "values", "check", "together", "metadata"]
 )
 def test_an_invalid_variable_is_refused_with_the_valid_values(
-    stack: Stack, changed: dict[str, Any], said: list[str]
+    stack: Stack, changed: dict[str, Any], expected: list[str]
 ) -> None:
     done = stack.run("plan", "-input=false", "-refresh=false", values={**VALUES, **changed})
     assert done.status == 1
-    assert [line for line in said if line not in done.errors] == []
+    assert [line for line in expected if line not in done.errors] == []
 
 
 @pytest.mark.nightly
@@ -414,8 +414,8 @@ def test_terraform_can_plan_the_example_variables(stack: Stack) -> None:
 
 
 @pytest.fixture(scope="module")
-def made(stack: Stack, planned: Planned) -> dict[str, Any]:
-    """The outputs of the stack as it was made."""
+def stack_outputs(stack: Stack, planned: Planned) -> dict[str, Any]:
+    """The outputs of the applied stack."""
     done = apply(stack)
     if done.status and "AlreadyExists" in done.errors:
         # An answer of moto's did not arrive: the provider has asked again for what was made by then
@@ -428,7 +428,7 @@ def made(stack: Stack, planned: Planned) -> dict[str, Any]:
 
 
 def apply(stack: Stack) -> Done:
-    """Make the stack. moto has no service-linked roles."""
+    """Apply the stack. moto has no service-linked roles."""
     role = client(stack, "iam").create_role(RoleName="batch", AssumeRolePolicyDocument="{}")["Role"]["Arn"]
     values = {**MADE, "batch_service_role_arn": role}
     return stack.run("apply", "-input=false", "-auto-approve", "-parallelism=30", values=values)
@@ -439,8 +439,8 @@ def client(stack: Stack, service: str) -> Any:
     return boto3.client(service, endpoint_url=stack.endpoint, region_name="us-east-1", **keys)
 
 
-def test_the_datastore_is_private_and_encrypted(stack: Stack, made: dict[str, Any]) -> None:
-    bucket = json.loads(made["metaflow_config"])["METAFLOW_DATASTORE_SYSROOT_S3"].split("/")[2]
+def test_the_datastore_is_private_and_encrypted(stack: Stack, stack_outputs: dict[str, Any]) -> None:
+    bucket = json.loads(stack_outputs["metaflow_config"])["METAFLOW_DATASTORE_SYSROOT_S3"].split("/")[2]
     s3 = client(stack, "s3")
     assert set(s3.get_public_access_block(Bucket=bucket)["PublicAccessBlockConfiguration"].values()) == {True}
     (rule,) = s3.get_bucket_encryption(Bucket=bucket)["ServerSideEncryptionConfiguration"]["Rules"]
@@ -460,52 +460,54 @@ def test_the_datastore_is_private_and_encrypted(stack: Stack, made: dict[str, An
     )
 
 
-def test_the_output_is_metaflows_configuration(
-    stack: Stack, made: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+def test_the_terraform_output_is_a_metaflow_configuration(
+    stack: Stack, stack_outputs: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = json.loads(made["metaflow_config"])
+    config = json.loads(stack_outputs["metaflow_config"])
     assert set(config) <= {f"METAFLOW_{name}" for name in dir(metaflow.metaflow_config)}
     queues = {item["jobQueueName"] for item in client(stack, "batch").describe_job_queues()["jobQueues"]}
     assert config["METAFLOW_BATCH_JOB_QUEUE"] in queues
     roles = {item["Arn"] for item in client(stack, "iam").list_roles()["Roles"]}
     assert config["METAFLOW_ECS_S3_ACCESS_IAM_ROLE"] in roles
-    lines = dict(re.findall(r"^export (\w+)='(.*)'$", made["metaflow_environment"], re.MULTILINE))
+    lines = dict(re.findall(r"^export (\w+)='(.*)'$", stack_outputs["metaflow_environment"], re.MULTILINE))
     assert {name: value for name, value in lines.items() if name.startswith("METAFLOW")} == config
     monkeypatch.setenv("FINETUNE_QUEUES", lines["FINETUNE_QUEUES"])
     options = Options.from_values({})
     for gpu, pool in (("A100 SXM 40GB", "a100"), ("A10G", "a10g")):
-        assert options.queue_for(gpu) == made["queues"][pool]["any_nodes"] in queues
+        assert options.queue_for(gpu) == stack_outputs["queues"][pool]["any_nodes"] in queues
 
 
-def test_the_maximum_cost_matches_the_price_table(made: dict[str, Any]) -> None:
+def test_the_maximum_cost_matches_the_price_table(stack_outputs: dict[str, Any]) -> None:
     prices = {item.name: item.usd_per_hour for item in hardware.current().instances if item.cloud == "aws"}
     expected = sum(
         pool["max_nodes"] * (prices[pool["instance_type"]] or 0) for pool in VALUES["gpu_pools"].values()
     )
-    assert made["most_usd_per_hour"] == pytest.approx(expected)
+    assert stack_outputs["most_usd_per_hour"] == pytest.approx(expected)
 
 
-def test_a_nightly_job_launches_the_checklist_on_the_pools_queue(stack: Stack, made: dict[str, Any]) -> None:
+def test_a_nightly_job_launches_the_checklist_on_the_queue_of_the_pool(
+    stack: Stack, stack_outputs: dict[str, Any]
+) -> None:
     schedule = client(stack, "scheduler").get_schedule(Name="finetune-nightly-check")
     assert schedule["ScheduleExpression"] == "cron(0 3 * * ? *)"
     assert schedule["Target"]["Arn"] == "arn:aws:scheduler:::aws-sdk:batch:submitJob"
-    asked = json.loads(schedule["Target"]["Input"])
+    requirements = json.loads(schedule["Target"]["Input"])
     batch = client(stack, "batch")
     definitions = batch.describe_job_definitions(jobDefinitionName="finetune-nightly-check")["jobDefinitions"]
     definition = max(definitions, key=lambda each: int(each["revision"]))  # a request may be sent again
-    assert definition["jobDefinitionArn"].startswith(asked["JobDefinition"])
-    (queue,) = batch.describe_job_queues(jobQueues=[asked["JobQueue"]])["jobQueues"]
+    assert definition["jobDefinitionArn"].startswith(requirements["JobDefinition"])
+    (queue,) = batch.describe_job_queues(jobQueues=[requirements["JobQueue"]])["jobQueues"]
     assert queue["jobQueueName"] == "finetune-cpu"
     container = definition["containerProperties"]
-    python, flow, *words = container["command"]
-    assert (python, flow, words[:1]) == ("python", "flows/checklist_flow.py", ["run"])
-    assert words[words.index("--queue") + 1] == made["queues"]["a100"]["any_nodes"]
+    python, flow, *arguments = container["command"]
+    assert (python, flow, arguments[:1]) == ("python", "flows/checklist_flow.py", ["run"])
+    assert arguments[arguments.index("--queue") + 1] == stack_outputs["queues"]["a100"]["any_nodes"]
     variables = {item["name"]: item["value"] for item in container["environment"]}
     assert variables["METAFLOW_SERVICE_URL"] == VALUES["metadata_service_url"]
-    _takes(words)
+    _takes(arguments)
 
 
-def test_a_night_without_a_check_raises_an_alarm(stack: Stack, made: dict[str, Any]) -> None:
+def test_a_night_without_a_check_raises_an_alarm(stack: Stack, stack_outputs: dict[str, Any]) -> None:
     (alarm,) = client(stack, "cloudwatch").describe_alarms()["MetricAlarms"]
     (topic,) = client(stack, "sns").list_topics()["Topics"]
     assert alarm["AlarmActions"] == [topic["TopicArn"]]
@@ -525,15 +527,17 @@ def test_a_night_without_a_check_raises_an_alarm(stack: Stack, made: dict[str, A
     assert statement["Condition"] == {"StringEquals": {"aws:SourceAccount": "123456789012"}}
 
 
-def _takes(words: list[str]) -> None:
-    """The flow's command line has all of these options."""
-    known = {f"--{name.replace('_', '-')}" for name in DEFAULTS} | OF_METAFLOW.keys()
-    assert {word for word in words if word.startswith("--")} <= known
+def _takes(arguments: list[str]) -> None:
+    """Check that the command line of the flow has all of these options."""
+    accepted_options = {f"--{name.replace('_', '-')}" for name in DEFAULTS} | OF_METAFLOW.keys()
+    assert {word for word in arguments if word.startswith("--")} <= accepted_options
 
 
-def test_roles_have_only_the_rights_that_they_need(stack: Stack, made: dict[str, Any]) -> None:
+def test_roles_have_only_the_rights_that_they_need(stack: Stack, stack_outputs: dict[str, Any]) -> None:
     iam = client(stack, "iam")
-    versions = [iam.get_policy_version(PolicyArn=arn, VersionId="v1") for arn in made["launcher_policies"]]
+    versions = [
+        iam.get_policy_version(PolicyArn=arn, VersionId="v1") for arn in stack_outputs["launcher_policies"]
+    ]
     allowed = [
         (action, statement)
         for version in versions
@@ -549,13 +553,13 @@ def test_roles_have_only_the_rights_that_they_need(stack: Stack, made: dict[str,
     assert conditions["batch:RegisterJobDefinition"] == {"BoolIfExists": {"batch:Privileged": "false"}}
     registering = [
         arn.rpartition("/")[2]
-        for arn, version in zip(made["launcher_policies"], versions, strict=True)
+        for arn, version in zip(stack_outputs["launcher_policies"], versions, strict=True)
         if "batch:RegisterJobDefinition" in json.dumps(version["PolicyVersion"]["Document"])
     ]
     assert registering == ["finetune-definitions"]
     condition = {"StringEquals": {"aws:ResourceTag/Project": "finetune"}}
     assert conditions["batch:TerminateJob"] == condition  # which Metaflow gives all jobs:
-    assert json.loads(json.loads(made["metaflow_config"])["METAFLOW_BATCH_DEFAULT_TAGS"]) == {
+    assert json.loads(json.loads(stack_outputs["metaflow_config"])["METAFLOW_BATCH_DEFAULT_TAGS"]) == {
         "Project": "finetune"
     }
     (job,) = [role for role in iam.list_roles()["Roles"] if role["RoleName"].startswith("finetune-job-")]
@@ -569,7 +573,7 @@ def test_roles_have_only_the_rights_that_they_need(stack: Stack, made: dict[str,
 
 
 @pytest.mark.nightly
-def test_launchers_may_be_left_without_the_right_to_register_job_definitions(stack: Stack) -> None:
+def test_launchers_can_work_without_the_right_to_register_job_definitions(stack: Stack) -> None:
     numbers = []
     for register in (True, False):
         values = {**VALUES, "launchers_register_definitions": register}

@@ -1,4 +1,4 @@
-"""The pages from an empty account to a run: their prices are the table's, their names are those of infra/."""
+"""The cloud pages: their prices match the catalog, and their names exist in infra/."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ PAGES = [ROOT / "docs" / f"{name}.md" for name in ("aws", "kubernetes", "gcp", "
 def test_every_file_and_variable_named_on_a_page_exists(page: Path) -> None:
     text = page.read_text()
     for path in re.findall(r"(?<![\w-])infra/[\w./-]+\w", text):
-        made = path.endswith(("/GPU", "/terraform.tfvars"))  # by the reader
-        assert made or (ROOT / path).exists(), path
+        is_file_of_user = path.endswith(("/GPU", "/terraform.tfvars"))  # by the reader
+        assert is_file_of_user or (ROOT / path).exists(), path
     for name in re.findall(r"`(components/[\w-]+|clusters/[\w.]+)`", text):
         assert (KUBERNETES / name).exists(), name
-    known = {f"METAFLOW_{name}" for name in dir(metaflow.metaflow_config)}
-    assert set(re.findall(r"METAFLOW_\w+(?==)", text)) <= known
+    known_variables = {f"METAFLOW_{name}" for name in dir(metaflow.metaflow_config)}
+    assert set(re.findall(r"METAFLOW_\w+(?==)", text)) <= known_variables
 
 
 def test_the_nightly_example_is_a_valid_options_file() -> None:
-    """It names the queue and the machines of the cluster beside it."""
+    """The options file names the queue and the machines of the cluster in the same folder."""
     text = (KUBERNETES / "examples" / "nightly.yaml").read_text()
     values = launch.read_options(text)
     pools = yaml.safe_load_all((KUBERNETES / "karpenter" / "node-pools.yaml").read_text())

@@ -1,4 +1,4 @@
-"""infra/aws/deregister_definitions.py against moto: what is in use stays."""
+"""infra/aws/deregister_definitions.py against moto: used definitions are kept."""
 
 from __future__ import annotations
 
@@ -55,16 +55,16 @@ def test_only_unused_metaflow_job_definitions_are_deregistered(
         name="deployed", roleArn=role, definition=json.dumps({"StartAt": "train", "States": {"train": state}})
     )
 
-    for arguments, left in ((["--dry-run"], set(arns)), ([], set(arns) - {"metaflow_old"})):
+    for arguments, remaining in ((["--dry-run"], set(arns)), ([], set(arns) - {"metaflow_old"})):
         monkeypatch.setattr(sys, "argv", ["deregister_definitions.py", *arguments])
         script.main()
         assert capsys.readouterr().out.splitlines()[0] == arns["metaflow_old"]
         active = batch.describe_job_definitions(status="ACTIVE")["jobDefinitions"]
-        assert {item["jobDefinitionName"] for item in active} == left
+        assert {item["jobDefinitionName"] for item in active} == remaining
 
 
 def _submit(batch: Any, definition: str) -> None:
-    """Submit a job that waits in a queue without an end."""
+    """Submit a job that stays in a queue."""
     role = boto3.client("iam").create_role(RoleName="batch", AssumeRolePolicyDocument=TRUST)["Role"]["Arn"]
     environment = batch.create_compute_environment(
         computeEnvironmentName="machines", type="UNMANAGED", state="ENABLED", serviceRole=role

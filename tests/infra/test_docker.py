@@ -1,4 +1,4 @@
-"""infra/docker: linted, at the versions of the tested set, not root; the workflow builds each target."""
+"""infra/docker: linted, at the tested versions, not root; the workflow builds each target."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
 def pinned(file: str) -> dict[str, str]:
-    """Package -> version of one list of requirements."""
-    found: dict[str, str] = {}
+    """Return package -> version of a list of requirements."""
+    versions_pinned: dict[str, str] = {}
     for line in (REQUIREMENTS / file).read_text().splitlines():
         if line and not line.startswith("#"):
             name, version = re.split("==|>=", line)
-            found[canonicalize_name(name)] = version
-    return found
+            versions_pinned[canonicalize_name(name)] = version
+    return versions_pinned
 
 
-def asked(*extras: str) -> list[Requirement]:
-    """What pyproject.toml asks for: the project itself, and these extras, none of which names another."""
+def requirements_of(*extras: str) -> list[Requirement]:
+    """Return the requirements of the project and these extras in pyproject.toml."""
     lines = [*PROJECT["dependencies"]]
     for extra in extras:
         lines += PROJECT["optional-dependencies"][extra]
@@ -47,7 +47,7 @@ def asked(*extras: str) -> list[Requirement]:
 
 
 def stages() -> dict[str, str]:
-    """Name -> instructions of each stage."""
+    """Return name -> instructions of each stage."""
     parts = re.split(r"^FROM (\S+) AS (\w+)$", TEXT, flags=re.MULTILINE)
     return {parts[index + 1]: parts[index + 2] for index in range(1, len(parts), 3)}
 
@@ -75,7 +75,7 @@ def test_images_have_the_versions_listed_as_tested() -> None:
 
 @pytest.mark.parametrize("datastore", ["s3", "gs", "azure"])
 def test_pods_install_nothing_at_start(datastore: str) -> None:
-    """Metaflow leaves its installation out where this is set, so what it would install has to be there."""
+    """Metaflow then skips its installation, so its packages must exist in the image."""
     assert re.search(r"METAFLOW_SKIP_INSTALL_DEPENDENCIES=1\b", stages()["nodes"])
     command = MetaflowEnvironment(None)._get_install_dependencies_cmd(datastore)
     (packages,) = re.findall(r"pip install (.*?); fi", command)
@@ -117,7 +117,7 @@ def test_the_launcher_image_copies_the_whole_project() -> None:
 
 @pytest.mark.parametrize(("name", "option"), [("checklist", "--profile"), ("finetune", "--model")])
 def test_a_flow_is_launched_without_torch(name: str, option: str) -> None:
-    """The launcher's image has none."""
+    """The image of the launcher has no torch."""
     flow = ROOT / "flows" / f"{name}_flow.py"
     code = (
         "import runpy, sys\n"

@@ -1,4 +1,4 @@
-"""infra/docker/fetch_signed.sh: a real GnuPG, and a curl that takes files from a folder."""
+"""infra/docker/fetch_signed.sh with a real GnuPG and a curl that reads from a folder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(shutil.which("gpg") is None, reason="needs gpg")
 
 
 class Publisher:
-    """A folder with a file, its signature and a key, as a publisher has it."""
+    """A folder with a file, its signature and a key."""
 
     def __init__(self, place: Path) -> None:
         self.place, self.folder = place, place / "published"
@@ -30,14 +30,14 @@ class Publisher:
         (place / "bin" / "curl").chmod(0o755)
         self.fingerprint = self.sign("somebody@example.org")
 
-    def _gpg(self, *words: str) -> str:
+    def _gpg(self, *arguments: str) -> str:
         home = self.place / "keys"
         home.mkdir(mode=0o700, exist_ok=True)
-        command = ["gpg", "--homedir", str(home), "--batch", "--yes", "--passphrase", "", *words]
+        command = ["gpg", "--homedir", str(home), "--batch", "--yes", "--passphrase", "", *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
 
     def sign(self, who: str) -> str:
-        """Sign the file by a new key; its fingerprint."""
+        """Sign the file with a new key; return its fingerprint."""
         self._gpg("--quick-generate-key", who, "ed25519", "sign", "never")
         listed = self._gpg("--with-colons", "--list-keys", who)
         fingerprint = next(line.split(":")[9] for line in listed.splitlines() if line.startswith("fpr"))
@@ -50,9 +50,9 @@ class Publisher:
         work = self.place / "work"
         work.mkdir(exist_ok=True)
         path = f"{self.place / 'bin'}:{os.environ['PATH']}"
-        words = ["https://example.org/tools", "tool.tar.gz", "tool.key", fingerprint]
+        arguments = ["https://example.org/tools", "tool.tar.gz", "tool.key", fingerprint]
         return subprocess.run(
-            ["bash", str(SCRIPT), *words],
+            ["bash", str(SCRIPT), *arguments],
             cwd=work,
             env={**os.environ, "PATH": path, "PUBLISHED": str(self.folder)},
             capture_output=True,
@@ -69,7 +69,7 @@ def publisher(tmp_path: Path) -> Iterator[Publisher]:
     subprocess.run(agent, timeout=60, check=True)
 
 
-def test_a_file_signed_by_the_named_key_is_kept(publisher: Publisher) -> None:
+def test_a_file_signed_by_the_given_key_is_kept(publisher: Publisher) -> None:
     done = publisher.fetched(publisher.fingerprint)
     assert done.returncode == 0, done.stderr
     assert [path.name for path in (publisher.place / "work").iterdir()] == ["tool.tar.gz"]
@@ -77,7 +77,7 @@ def test_a_file_signed_by_the_named_key_is_kept(publisher: Publisher) -> None:
 
 
 @pytest.mark.parametrize("fault", ["changed since", "signed by another key", "not signed"])
-def test_a_file_without_the_named_keys_signature_is_refused(publisher: Publisher, fault: str) -> None:
+def test_a_file_without_a_signature_of_the_given_key_is_refused(publisher: Publisher, fault: str) -> None:
     if fault == "changed since":
         (publisher.folder / "tool.tar.gz").write_bytes(b"something else")
     elif fault == "not signed":

@@ -1,4 +1,4 @@
-"""infra/gke and infra/aks: their form, and that their names and counts are those of the rest.
+"""infra/gke and infra/aks: format, and names and counts that match other files.
 
 Their providers are not available to the tests, which therefore check no names of arguments.
 """
@@ -44,9 +44,9 @@ def test_every_variable_is_declared_and_used_and_the_example_sets_those_without_
     required = {name for name, body in declared.items() if not re.search(r"^  default ", body, re.MULTILINE)}
     assert example_variables == required
     (machine,) = re.findall(r'gpu_pool += \{ \w+ = "([\w-]+)"', example)
-    found = hardware.current().find_instance(machine)
-    assert found is not None
-    assert (found.cloud, found.gpu) == (cloud, "H100 SXM")
+    instance = hardware.current().find_instance(machine)
+    assert instance is not None
+    assert (instance.cloud, instance.gpu) == (cloud, "H100 SXM")
 
 
 @pytest.mark.parametrize("stack", STACKS)
@@ -59,7 +59,7 @@ def test_service_accounts_match_the_kubernetes_base(stack: str) -> None:
 
 
 def test_gke_nodes_have_the_networks_that_their_fabric_uses() -> None:
-    """Interfaces of the daemons' variables: NCCL_GPUDIRECTTCPX_SOCKET_IFNAME and --num_nics."""
+    """Interfaces in the variables of the daemons: NCCL_GPUDIRECTTCPX_SOCKET_IFNAME and --num_nics."""
     networks = dict(re.findall(r'"(a3-[\w-]+)" = (\d)', re.search(r"lookup\((.*)", text_of("gke"))[1]))  # type: ignore[index]
     fabrics = (ROOT / "decorators" / "backends" / "data" / "pod_fabrics.yaml").read_text()
     (interfaces,) = re.findall(r'TCPX_SOCKET_IFNAME, value: "([\w,]+)"', fabrics)
@@ -67,7 +67,7 @@ def test_gke_nodes_have_the_networks_that_their_fabric_uses() -> None:
     assert networks == {"a3-highgpu-8g": str(len(interfaces.split(","))), "a3-megagpu-8g": nics}
 
 
-def test_the_machines_of_gke_are_in_the_table_and_named_as_gpus_are_labeled() -> None:
+def test_gke_machines_are_in_the_catalog_and_match_the_gpu_labels() -> None:
     text = text_of("gke")
     (block,) = re.findall(r"accelerators = \{(.*?)\}", text, re.DOTALL)
     for machine, accelerator in re.findall(r'"([\w-]+)" += "([\w-]+)"', block):

@@ -1,4 +1,4 @@
-"""infra/aws/instance_store.sh on real block devices (loops), in a mount namespace of its own.
+"""infra/aws/instance_store.sh on real block devices (loops), in its own mount namespace.
 
 What isn't on every Linux is played: the disks' model, mdadm, which makes no array, and XFS, by ext4.
 """
@@ -26,7 +26,7 @@ TOOLS = {
 
 
 def missing() -> str | None:
-    """Why it cannot be run here, in words."""
+    """Return the reason why it cannot be run here."""
     if os.geteuid() != 0:
         return "mounting disks needs root"
     absent = [tool for tool in ("unshare", "losetup", "mkfs.ext4", "blkid") if shutil.which(tool) is None]
@@ -42,22 +42,24 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(missing()), reason=missi
 @pytest.fixture
 def disks(tmp_path: Path) -> Iterator[list[str]]:
     """Two blank disks."""
-    made: list[str] = []
+    disk_files: list[str] = []
     try:
         for number in range(2):
             file = tmp_path / f"disk{number}"
             file.touch()
             os.truncate(file, DISK_BYTES)
             command = ["losetup", "--find", "--show", str(file)]
-            made.append(subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip())
-        yield made
+            disk_files.append(
+                subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+            )
+        yield disk_files
     finally:
-        for disk in made:
+        for disk in disk_files:
             subprocess.run(["losetup", "--detach", disk], check=False)
 
 
 def boot(home: Path, disks: list[str], *, times: int = 1, array: bool = True, mdadm: bool = True) -> str:
-    """What the script says as a machine boots; then the disk below Docker's folder, and a file in it."""
+    """Run the script as at boot; return its output, the disk below the Docker folder, and a file in it."""
     tools, root = home / "bin", home / "root"
     tools.mkdir()
     for name, body in TOOLS.items():
@@ -92,7 +94,7 @@ def calls(home: Path) -> list[str]:
     return file.read_text().splitlines() if file.exists() else []
 
 
-def test_a_single_disk_takes_over_dockers_existing_data(tmp_path: Path, disks: list[str]) -> None:
+def test_existing_docker_data_is_moved_to_a_single_disk(tmp_path: Path, disks: list[str]) -> None:
     output = boot(tmp_path, disks[:1])
     assert output.splitlines()[-2:] == [disks[0], "of the AMI"]
     assert calls(tmp_path) == [f"mkfs.xfs -q {disks[0]}"]

@@ -1,4 +1,4 @@
-"""infra/kubernetes renders to objects that Kubernetes knows, and agrees with the code that uses them."""
+"""infra/kubernetes renders valid Kubernetes objects and agrees with the code that uses them."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ def test_every_folder_renders(folder: Path) -> None:
 
 def test_every_object_has_the_shape_of_its_api(objects: Objects) -> None:
     launcher = render(KUBERNETES / "examples" / "launcher")
-    known = [item for item in (*objects, *launcher) if item["kind"] not in CUSTOM]
-    assert len(known) > 15
-    for item in known:
+    known_objects = [item for item in (*objects, *launcher) if item["kind"] not in CUSTOM]
+    assert len(known_objects) > 15
+    for item in known_objects:
         kubernetes_validate.validate(item, API, strict=True)
 
 
@@ -97,18 +97,18 @@ def test_roles_name_every_verb_and_no_secret(objects: Objects) -> None:
 # -- queues ----------------------------------------------------------------------------------------------
 
 
-def test_a_queue_covers_every_resource_of_a_flows_pods(objects: Objects) -> None:
+def test_a_queue_covers_every_resource_of_the_pods_of_a_flow(objects: Objects) -> None:
     requested = {"cpu", "memory", "ephemeral-storage", "nvidia.com/gpu", EFA, HUGEPAGES}
-    found = of_kind(objects, "ClusterQueue")
-    assert len(found) == len(queues())
-    for queue in found:
+    cluster_queues = of_kind(objects, "ClusterQueue")
+    assert len(cluster_queues) == len(queues())
+    for queue in cluster_queues:
         (group,) = queue["spec"]["resourceGroups"]
         assert set(group["coveredResources"]) == requested
         for flavor in group["flavors"]:
             assert [item["name"] for item in flavor["resources"]] == group["coveredResources"]
 
 
-def test_each_queue_gives_the_nodes_of_its_gpu(objects: Objects) -> None:
+def test_each_queue_admits_to_the_nodes_of_its_gpu(objects: Objects) -> None:
     flavors = {item["metadata"]["name"]: item.get("spec", {}) for item in of_kind(objects, "ResourceFlavor")}
     queue_of = {item["metadata"]["name"]: item["spec"] for item in of_kind(objects, "ClusterQueue")}
     with (cluster_tables.DATA / "gpu_labels.csv").open() as file:
@@ -164,8 +164,10 @@ def test_the_efa_plugin_needs_a_digest_set_by_the_user(objects: Objects, tmp_pat
 
 
 def test_flow_pods_accept_connections_only_from_nodes_of_their_run(objects: Objects) -> None:
-    found = of_kind(objects, "NetworkPolicy")
-    policies = [item for item in found if item["metadata"]["name"] != "pushgateway"]  # no pod of a flow
+    network_policies = of_kind(objects, "NetworkPolicy")
+    policies = [
+        item for item in network_policies if item["metadata"]["name"] != "pushgateway"
+    ]  # no pod of a flow
     assert {item["metadata"]["namespace"] for item in policies} == {"finetune", "finetune-check"}
     of_jobsets = {"matchExpressions": [{"key": "jobset.sigs.k8s.io/jobset-name", "operator": "Exists"}]}
     for item in policies:
@@ -273,11 +275,11 @@ def test_network_rules_let_the_metadata_service_reach_its_database_and_clients_r
         assert item["metadata"]["namespace"] == "metaflow"
     (database,), (service,) = of_kind(objects, "StatefulSet"), of_kind(objects, "Deployment")
     pods = {item["metadata"]["name"]: item["spec"]["template"] for item in (database, service)}
-    for found in of_kind(objects, "Service"):
-        name = found["metadata"]["name"]
-        assert found["spec"]["selector"] == pods[name]["metadata"]["labels"]
+    for service_object in of_kind(objects, "Service"):
+        name = service_object["metadata"]["name"]
+        assert service_object["spec"]["selector"] == pods[name]["metadata"]["labels"]
         ports = {port["name"]: port["containerPort"] for port in pods[name]["spec"]["containers"][0]["ports"]}
-        (port,) = found["spec"]["ports"]
+        (port,) = service_object["spec"]["ports"]
         assert ports[port["targetPort"]] == port["port"]
     spec = pods["metadata-service"]["spec"]
     for container in (*spec["initContainers"], *spec["containers"]):
@@ -302,7 +304,7 @@ def test_network_rules_let_the_metadata_service_reach_its_database_and_clients_r
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Samples:
-    """The labels of each sample of each metric that the checklist writes."""
+    """Labels of each sample of each metric written by the checklist."""
     file = tmp_path_factory.mktemp("metrics") / "checklist.prom"
     prometheus.write(judge(gpu_run()), file)
     families = text_string_to_metric_families(file.read_text())
@@ -313,9 +315,9 @@ def test_the_alerts_have_the_shape_of_the_prometheus_operator(objects: Objects) 
     from cloudcoil.models.prometheus_operator import v1  # here: its import takes seconds
 
     for model in (v1.PrometheusRule, v1.ServiceMonitor):
-        (found,) = of_kind(objects, model.__name__)
-        read = model.model_validate(found).model_dump(mode="json", by_alias=True, exclude_unset=True)
-        assert read["spec"] == found["spec"]  # what the model doesn't know, it would drop
+        (manifest,) = of_kind(objects, model.__name__)
+        read = model.model_validate(manifest).model_dump(mode="json", by_alias=True, exclude_unset=True)
+        assert read["spec"] == manifest["spec"]  # what the model doesn't know, it would drop
 
 
 def test_prometheus_finds_the_gateway_to_which_the_checklist_sends_its_metrics(objects: Objects) -> None:
@@ -353,8 +355,8 @@ def test_alerts_use_metrics_that_the_checklist_writes(objects: Objects, written:
 
 
 def test_the_dashboard_shows_metrics_that_the_checklist_writes(objects: Objects, written: Samples) -> None:
-    (found,) = of_kind(objects, "ConfigMap")
-    dashboard = json.loads(found["data"]["training-checklist.json"])
+    (manifest,) = of_kind(objects, "ConfigMap")
+    dashboard = json.loads(manifest["data"]["training-checklist.json"])
     shown = [target for panel in dashboard["panels"] for target in panel["targets"]]
     assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
     for target in shown:
@@ -365,7 +367,7 @@ def test_the_dashboard_shows_metrics_that_the_checklist_writes(objects: Objects,
 
 
 def _check(expression: str, written: Samples) -> set[str]:
-    """The metrics of an expression; fails where it is none, or selects nothing that is written."""
+    """Return the metrics of an expression; fails if there are none or if they select nothing."""
     promql_parser.parse(expression)
     names = _names(expression)
     assert names, expression

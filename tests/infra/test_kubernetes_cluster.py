@@ -1,4 +1,4 @@
-"""infra/kubernetes on a real API server: it takes every object; roles allow what they should and no more.
+"""infra/kubernetes on a real API server: every object is accepted, and roles allow exactly what is needed.
 
 The Prometheus operator's own definition is not on the machine, and Kueue's only where somebody has put them
 there (tests.lab.control_plane): else their kinds are defined here without a schema, so the server checks only
@@ -120,11 +120,11 @@ ALLOWED = [(who, verb, *rest) for who, verbs, *rest in _ALLOWED for verb in verb
 
 @pytest.fixture(scope="module")
 def based(control_plane: ControlPlane) -> Iterator[ControlPlane]:
-    """The server with what `kubectl apply -k infra/kubernetes/base` makes."""
+    """The server after `kubectl apply -k infra/kubernetes/base`."""
     real = {item["metadata"]["name"]: item for item in kueue_definitions()}
     for group, version, kind, plural, scope in DEFINED:
-        made = _definition(group, version, kind, plural, scope)
-        control_plane.apply(real.get(f"{plural}.{group}", made))
+        cluster_definition = _definition(group, version, kind, plural, scope)
+        control_plane.apply(real.get(f"{plural}.{group}", cluster_definition))
     served = {f"{plural}.{group}" for group, _, _, plural, _ in DEFINED}
     wait_for(lambda: served <= _resources(control_plane), 60, "the definitions are served")
     control_plane.kubectl("apply", "--validate=false", "-k", str(KUBERNETES / "base"))
@@ -139,15 +139,15 @@ def test_roles_allow_exactly_the_intended_requests(
     based: ControlPlane, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     assert _wrong(based, 6) == []
-    made = everything(tmp_path_factory.mktemp("everything"))
+    everything_applied = everything(tmp_path_factory.mktemp("everything"))
     # Kubernetes 1.34 has those of the other kind, this server not
-    objects = [item for item in made if not item["kind"].startswith("MutatingAdmissionPolicy")]
+    objects = [item for item in everything_applied if not item["kind"].startswith("MutatingAdmissionPolicy")]
     based.apply(*objects)
     assert _wrong(based, 7) == []
     # They are there, under their names
     listed = json.dumps({"apiVersion": "v1", "kind": "List", "items": list(objects)})
-    there = based.kubectl("get", "-f", "-", "-o", "name", stdin=listed).split()
-    assert len(there) == len(objects)
+    listed_objects = based.kubectl("get", "-f", "-", "-o", "name", stdin=listed).split()
+    assert len(listed_objects) == len(objects)
 
 
 def test_the_example_can_be_applied_unchanged(based: ControlPlane) -> None:
@@ -158,14 +158,14 @@ def test_the_example_can_be_applied_unchanged(based: ControlPlane) -> None:
 
 @pytest.fixture
 def divided(based: ControlPlane) -> ControlPlane:
-    """With the example of two teams applied."""
+    """The server with the example of two teams applied."""
     based.kubectl("apply", "--validate=false", "-k", str(KUBERNETES / "examples" / "two-teams"))
     return based
 
 
 @pytest.mark.skipif(not kueue_definitions(), reason="no kueue-crds.json beside the control plane's binaries")
-def test_kueue_knows_every_field_of_its_objects(divided: ControlPlane) -> None:
-    """The server drops the fields that a definition doesn't have."""
+def test_every_field_of_the_kueue_objects_is_valid(divided: ControlPlane) -> None:
+    """The server drops fields that the definition does not have."""
     rendered = [
         item
         for item in render(KUBERNETES / "examples" / "two-teams")
@@ -173,16 +173,18 @@ def test_kueue_knows_every_field_of_its_objects(divided: ControlPlane) -> None:
     ]
     assert {item["kind"] for item in rendered} == {row[2] for row in DEFINED if row[0].startswith("kueue")}
     listed = json.dumps({"apiVersion": "v1", "kind": "List", "items": rendered})
-    there = json.loads(divided.kubectl("get", "-f", "-", "-o", "json", stdin=listed))["items"]
-    for sent, stored in zip(rendered, there, strict=True):
+    stored_objects = json.loads(divided.kubectl("get", "-f", "-", "-o", "json", stdin=listed))["items"]
+    for sent, stored in zip(rendered, stored_objects, strict=True):
         assert _without(sent.get("spec"), stored.get("spec")) == [], sent["metadata"]["name"]
 
 
 def _without(sent: object, stored: object, path: str = "spec") -> list[str]:
-    """What has been sent and not been kept."""
+    """Return fields that were sent and not stored."""
     if isinstance(sent, dict):
-        there = stored if isinstance(stored, dict) else {}
-        return [lost for name in sent for lost in _without(sent[name], there.get(name), f"{path}.{name}")]
+        stored_fields = stored if isinstance(stored, dict) else {}
+        return [
+            lost for name in sent for lost in _without(sent[name], stored_fields.get(name), f"{path}.{name}")
+        ]
     if isinstance(sent, list) and isinstance(stored, list) and len(sent) == len(stored):
         pairs = enumerate(zip(sent, stored, strict=True))
         return [lost for number, (a, b) in pairs for lost in _without(a, b, f"{path}[{number}]")]
@@ -198,25 +200,25 @@ def _without(sent: object, stored: object, path: str = "spec") -> list[str]:
         ("research-h100", 3, "no"),
     ],
 )
-def test_a_team_may_borrow_the_whole_cluster_and_no_more(
+def test_a_team_may_borrow_at_most_the_whole_cluster(
     divided: ControlPlane, monkeypatch: pytest.MonkeyPatch, queue: str, nodes: int, state: str
 ) -> None:
-    """By the preflight, as a launcher whose roles are those of base."""
+    """Run the preflight as a launcher with the roles of base."""
     monkeypatch.setenv("KUBECONFIG", str(divided.kubeconfig("launcher")))
     # Planned with the cluster's nodes a run asks for less memory than with the catalogue's
     request = replace(planned("llama-70b", "full", "H100", 2).request, nodes=nodes, memory_mib=1700 * 1024)
     asks = Options(queue=queue)
     pods = PodSettings(namespace="finetune", image="127.0.0.1:9/finetune:1")
 
-    def found() -> Findings:
+    def allowed() -> Findings:
         return inspect(request, options=asks, pods=pods, clock=Clock(overall_s=90))[0]
 
-    doing = f"{queue} says {state} to {nodes} nodes: {found().rows}"
-    wait_for(lambda: found().state("queue") == state, 30, doing, every=1)
+    doing = f"{queue} says {state} to {nodes} nodes: {allowed().rows}"
+    wait_for(lambda: allowed().state("queue") == state, 30, doing, every=1)
 
 
-def test_a_launchers_job_never_runs_as_the_account_that_marks_nodes(based: ControlPlane) -> None:
-    """The real controller makes no pod of it: the account is of another namespace, which is closed to him."""
+def test_a_job_of_a_launcher_never_runs_as_the_account_that_taints_nodes(based: ControlPlane) -> None:
+    """The real controller creates no pod: the account belongs to a namespace closed to the launcher."""
     api = based.api("launcher")
     for number, account in enumerate(("checklist", "flow")):
         wait_for(lambda: _allowed(based.api(), *ALLOWED[0][:6]), 30, "the role counts")
@@ -233,7 +235,7 @@ def test_a_launchers_job_never_runs_as_the_account_that_marks_nodes(based: Contr
     assert _pods(based, "j0") == []
 
 
-def test_a_launcher_in_the_cluster_has_a_launchers_rights_and_its_job_a_pod(based: ControlPlane) -> None:
+def test_a_launcher_inside_the_cluster_has_its_role_and_starts_a_pod(based: ControlPlane) -> None:
     folder = KUBERNETES / "examples" / "launcher"
     objects = render(folder)
     (cron,) = [item for item in objects if item["kind"] == "CronJob"]  # this server has no batch/v1 of it
@@ -262,14 +264,14 @@ def _pods(server: ControlPlane, job: str) -> list[Json]:
 
 
 def _wrong(server: ControlPlane, column: int) -> list[object]:
-    """The rows that the server answers otherwise, once it has had the time to read the roles."""
+    """Return the rows that the server answers differently, after it has read the roles."""
     api = server.api()
 
-    def asked() -> list[object]:
+    def wrong_requests() -> list[object]:
         return [row[:6] for row in ALLOWED if _allowed(api, *row[:6]) != row[column]]
 
     deadline = time.monotonic() + 120
-    while (wrong := asked()) and time.monotonic() < deadline:
+    while (wrong := wrong_requests()) and time.monotonic() < deadline:
         time.sleep(0.5)
     return wrong
 
@@ -277,7 +279,7 @@ def _wrong(server: ControlPlane, column: int) -> list[object]:
 def _allowed(
     api: Api, who: tuple[str, str], verb: str, group: str, resource: str, name: str, namespace: str | None
 ) -> bool:
-    """What `kubectl auth can-i --as` asks, also for kinds that this server doesn't have."""
+    """Return the answer of `kubectl auth can-i --as`, also for kinds that this server lacks."""
     plural, _, subresource = resource.partition("/")
     attributes = {"verb": verb, "group": group, "resource": plural, "subresource": subresource, "name": name}
     spec = {"user": who[0], "groups": [who[1]]}

@@ -1,4 +1,4 @@
-"""`.ci/links.py`: which links it finds, and what it says of pages that are gone."""
+"""`.ci/links.py`: links that it finds, and its report on dead links."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Host(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *_: object) -> None:
-        """Nothing."""
+        """Log nothing."""
 
 
 def test_links_of_documents_are_found_once_without_examples_and_code(tmp_path: Path) -> None:
@@ -40,8 +40,8 @@ def test_links_of_documents_are_found_once_without_examples_and_code(tmp_path: P
 
 def test_a_dead_link_is_reported_with_its_document(capsys: pytest.CaptureFixture[str]) -> None:
     with serving(Host) as url:
-        found = {f"{url}/{page}": ["README.md"] for page in ("there", "refused", "moved")}
-        assert script.main(found) == 1
+        pages = {f"{url}/{page}": ["README.md"] for page in ("there", "refused", "moved")}
+        assert script.main(pages) == 1
         output = capsys.readouterr().out
         assert f"gone: {url}/moved (status 404), in README.md" in output
         assert f"not sure: {url}/refused (status 403), in README.md" in output
@@ -52,5 +52,5 @@ def test_a_dead_link_is_reported_with_its_document(capsys: pytest.CaptureFixture
 
 def test_an_unknown_host_is_dead_and_a_closed_port_uncertain() -> None:
     assert script.ask("http://no-such-host.invalid/")[0] is True
-    gone, problem = script.ask("http://127.0.0.1:9/")
-    assert (gone, bool(problem)) == (False, True)
+    closed_port, problem = script.ask("http://127.0.0.1:9/")
+    assert (closed_port, bool(problem)) == (False, True)

@@ -1,4 +1,4 @@
-"""The locks are of what pyproject.toml and the lists ask for, whole, and name no place to get it from."""
+"""Lock files match pyproject.toml and the lists, are complete, and name no package index."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.infra.test_docker import REQUIREMENTS, ROOT, TEXT, asked
+from tests.infra.test_docker import REQUIREMENTS, ROOT, TEXT, requirements_of
 
 LOCKS = sorted((REQUIREMENTS / "locked").glob("*.txt"))
 RENEW = "python .ci/locks.py"
@@ -27,15 +27,16 @@ HERE |= {"platform_system": "Linux", "platform_machine": "x86_64", "os_name": "p
 
 
 def locked(name: str) -> dict[str, str]:
-    """Package -> version of a lock."""
+    """Return package -> version of a lock file."""
     text = (REQUIREMENTS / "locked" / f"{name}.txt").read_text()
     return {
-        canonicalize_name(found): version for found, version in re.findall(r"(?m)^(\S+)==(\S+) \\$", text)
+        canonicalize_name(versions_locked): version
+        for versions_locked, version in re.findall(r"(?m)^(\S+)==(\S+) \\$", text)
     }
 
 
 def listed(name: str) -> list[Requirement]:
-    """Requirements of a list."""
+    """Return the requirements of a list."""
     lines = (REQUIREMENTS / f"{name}.txt").read_text().splitlines()
     return [Requirement(line) for line in lines if line and line[0] != "#"]
 
@@ -60,9 +61,9 @@ def test_every_locked_package_has_one_version_with_hashes(file: Path) -> None:
     text = file.read_text()
     assert RENEW in text
     entry = re.compile(r"[a-z0-9][a-z0-9._-]*==[\w.!]+(?: \\\n    --hash=sha256:[0-9a-f]{64})+\n")
-    rest = re.sub(r"(?m)^#.*\n", "", text)
-    assert entry.sub("", rest) == "", "options, addresses, or a package without hashes"
-    names = re.findall(r"(?m)^([a-z0-9][^=\s]*)==", rest)
+    requirements_text = re.sub(r"(?m)^#.*\n", "", text)
+    assert entry.sub("", requirements_text) == "", "options, addresses, or a package without hashes"
+    names = re.findall(r"(?m)^([a-z0-9][^=\s]*)==", requirements_text)
     assert len(names) == len(set(names)) == len(locked(file.stem)) > 3
 
 
@@ -73,7 +74,7 @@ def test_a_lock_has_the_versions_of_its_list(name: str) -> None:
 
 @pytest.mark.parametrize("name", EXTRAS)
 def test_locks_respect_the_projects_version_bounds(name: str) -> None:
-    assert outside(name, asked(*EXTRAS[name])) == [], f"renew it: {RENEW}"
+    assert outside(name, requirements_of(*EXTRAS[name])) == [], f"renew it: {RENEW}"
 
 
 @pytest.mark.parametrize("pair", itertools.combinations(("train", "s3", "gs", "azure"), 2), ids="-".join)
@@ -87,8 +88,8 @@ def test_locks_installed_together_agree(pair: tuple[str, str]) -> None:
 def test_images_install_only_locked_packages() -> None:
     installs = re.findall(r"(?:uv )?pip install ((?:[^&\n]|\\\n)*)", TEXT)
     assert len(installs) == 3
-    for words in installs:
-        assert "--require-hashes" in words or "--no-deps --editable ." in words
+    for arguments in installs:
+        assert "--require-hashes" in arguments or "--no-deps --editable ." in arguments
     assert set(re.findall(r"source=infra/docker/requirements(\S*),target=/requirements", TEXT)) == {"/locked"}
     assert "COPY infra/docker/requirements/locked/launcher.txt requirements.txt\n" in TEXT
 

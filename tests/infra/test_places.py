@@ -1,4 +1,4 @@
-"""Every command of a page fits the cluster that the page itself makes: planned there, and each step placed.
+"""Every command of a cloud page fits the cluster of that page: it can be planned, and each step placed.
 
 The nodes are those that the cluster's file or the page's command lines would start, with what their kubelets
 leave for pods; planner and fit are the ones that a run and its preflight use.
@@ -22,7 +22,7 @@ from decorators.backends.overrides import request_for
 from decorators.step_launch import minimum_of, minimum_of_other_step
 from estimator import hardware
 from estimator.hardware.cluster import tables
-from estimator.hardware.cluster.inventory import ClusterState, offered
+from estimator.hardware.cluster.inventory import ClusterState, cluster_capacity
 from estimator.hardware.cluster.nodes import Node
 from estimator.hardware.cluster.pods import PodRules
 from estimator.hardware.cluster.pools import pool_of
@@ -88,7 +88,7 @@ class Pool:
 
 
 def eks() -> list[Node]:
-    """clusters/eks.yaml and karpenter/node-pools.yaml. The kubelet keeps 10 % for evictions, EKS 1 GiB."""
+    """Nodes of clusters/eks.yaml and karpenter/node-pools.yaml, less 10 % for evictions and 1 GiB for EKS."""
     cluster = yaml.safe_load((KUBERNETES / "clusters" / "eks.yaml").read_text())
     nodes = []
     for group in cluster["managedNodeGroups"]:
@@ -109,23 +109,23 @@ def _node_pools() -> list[dict[str, Any]]:
 
 
 def gke() -> list[Node]:
-    """infra/gke. What GKE keeps of disks: its page "plan node sizes"."""
+    """Nodes of infra/gke, minus the disk space reserved by GKE (page "plan node sizes")."""
     pool, main = example_of("gke"), (ROOT / "infra" / "gke" / "main.tf").read_text()
     system = re.search(r'node_count = (\d+)\s+node_config {\s+machine_type += "([\w-]+)"', main)
     assert system is not None
     ssds = re.search(rf'"{pool["machine_type"]}" = (\d+)[,\s]', _after("local_ssds", "gke"))
     assert ssds is not None
     boot = 100 * GB / GIB  # its default
-    left = boot - 0.1 * boot - min(boot / 2, 6 + 0.35 * boot, 100)
-    nodes = Pool("gcp", system[2], int(system[1]), left * GIB).nodes()
+    free_gib = boot - 0.1 * boot - min(boot / 2, 6 + 0.35 * boot, 100)
+    nodes = Pool("gcp", system[2], int(system[1]), free_gib * GIB).nodes()
     disks = int(ssds[1])
-    left = disks * LOCAL_SSD_GIB * 0.9 - {1: 50, 2: 75}.get(disks, 100)
+    free_gib = disks * LOCAL_SSD_GIB * 0.9 - {1: 50, 2: 75}.get(disks, 100)
     taint = ("nvidia.com/gpu=present:NoSchedule",)
-    return nodes + Pool("gcp", pool["machine_type"], int(pool["max_nodes"]), left * GIB, taint).nodes()
+    return nodes + Pool("gcp", pool["machine_type"], int(pool["max_nodes"]), free_gib * GIB, taint).nodes()
 
 
 def aks() -> list[Node]:
-    """infra/aks. The kubelet keeps 10 % of a disk for evictions."""
+    """Nodes of infra/aks, minus 10 % of the disk for evictions."""
     pool, main = example_of("aks"), (ROOT / "infra" / "aks" / "main.tf").read_text()
     (machine,) = re.findall(r'vm_size += "(\w+)"', main)
     (count,) = re.findall(r"node_count += (\d+)", main)
@@ -137,14 +137,14 @@ def aks() -> list[Node]:
 
 
 def example_of(stack: str) -> dict[str, str]:
-    """The values of gpu_pool in the example of a stack's variables."""
+    """Return gpu_pool in the example variables of a stack."""
     text = (ROOT / "infra" / stack / "terraform.tfvars.example").read_text()
     (pool,) = re.findall(r"^gpu_pool += {(.*)}$", text, re.MULTILINE)
     return {name: value.strip('"') for name, value in re.findall(r'(\w+) = ("[^"]*"|\d+)', pool)}
 
 
 def _after(name: str, stack: str) -> str:
-    """The line of a local value of a stack."""
+    """Return the line of a local value of a stack."""
     (line,) = re.findall(rf"^ +{name} += (.*)$", (ROOT / "infra" / stack / "versions.tf").read_text(), re.M)
     return str(line)
 
@@ -154,25 +154,25 @@ def shell_lines(page: str) -> list[str]:
     return [line for block in blocks for line in block.replace("\\\n", "").splitlines()]
 
 
-def options_of(words: list[str]) -> dict[str, str]:
-    """``--name value`` and ``--name=value``; a word that has none is left out."""
-    found = {}
-    for word, following in zip(words, [*words[1:], "--"], strict=True):
+def options_of(parameters: list[str]) -> dict[str, str]:
+    """Parse ``--name value`` and ``--name=value``; options without a value are ignored."""
+    option_values = {}
+    for word, following in zip(parameters, [*parameters[1:], "--"], strict=True):
         if word.startswith("--"):
             name, _, value = word.removeprefix("--").partition("=")
             if value or not following.startswith("--"):
-                found[name] = value or following
-    return found
+                option_values[name] = value or following
+    return option_values
 
 
 def parameters_of(line: str) -> dict[str, Any]:
-    """The flow's parameters of a command line."""
-    words: dict[str, Any] = options_of(shlex.split(line))
-    if "set" in words:
-        words["set"] = (words["set"],)
+    """Return the parameters of the flow in a command line."""
+    parameters: dict[str, Any] = options_of(shlex.split(line))
+    if "set" in parameters:
+        parameters["set"] = (parameters["set"],)
     numbers = {"nodes", "global-batch-size"}
-    words = {name: int(value) if name in numbers else value for name, value in words.items()}
-    arguments = {name.replace("-", "_"): value for name, value in words.items() if name != "with"}
+    parameters = {name: int(value) if name in numbers else value for name, value in parameters.items()}
+    arguments = {name.replace("-", "_"): value for name, value in parameters.items() if name != "with"}
     return {"no_calibration": True, **arguments}
 
 
@@ -194,13 +194,13 @@ RUNS = [
 
 @pytest.fixture
 def planned(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The plan of a page's command on these nodes, as ``run`` makes it where the cluster is asked."""
+    """Return the plan of the command of a page on these nodes, as ``run`` makes it."""
     monkeypatch.setattr(artifacts, "stage", lambda _, model: (model, {}))
     monkeypatch.setattr(artifacts, "carry", lambda *_: None)
 
     def plan(line: str, nodes: list[Node]) -> Plan:
         state = ClusterState(context="page", nodes=tuple(nodes))
-        cluster = offered(state, hardware.current(), PodRules())
+        cluster = cluster_capacity(state, hardware.current(), PodRules())
         monkeypatch.setattr(planning.destination, "read_cluster", lambda *_: cluster)
         return planning.plan_from_parameters(parameters_of(line), "kubernetes")
 
@@ -208,20 +208,20 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def placed(request: Request, plan: Plan | None, role: Role, nodes: list[Node]) -> dict[str, Any]:
-    """What the step's pods ask for, once there are nodes for all of them."""
+    """Return the requests of the pods of a step, after checking that nodes exist for all of them."""
     minimum = None
     if plan is not None:
         minimum = minimum_of(plan) if role == "train" else minimum_of_other_step(request)
-    found = fit(nodes, request, PodRules(), minimum)
-    assert len(found.names) >= request.nodes, (role, found.rejections)
-    asked = StepRequest(backend="kubernetes", request=request, minimum=minimum, facts=found.facts)
-    return values_for(asked).compute | {"gpu": request.gpus_per_node}
+    fit_result = fit(nodes, request, PodRules(), minimum)
+    assert len(fit_result.names) >= request.nodes, (role, fit_result.rejections)
+    step_request = StepRequest(backend="kubernetes", request=request, minimum=minimum, facts=fit_result.facts)
+    return values_for(step_request).compute | {"gpu": request.gpus_per_node}
 
 
 @pytest.mark.parametrize(
     ("page", "cluster", "line"), RUNS, ids=[f"{page}: {line[31:]}" for page, _, line in RUNS]
 )
-def test_the_run_of_each_cloud_page_fits_its_cluster(
+def test_the_example_run_of_each_cloud_page_fits_its_cluster(
     page: str, cluster: Any, line: str, planned: Any
 ) -> None:
     nodes = cluster()
@@ -235,20 +235,20 @@ def test_the_run_of_each_cloud_page_fits_its_cluster(
 def test_the_checklist_of_each_cloud_page_fits_its_cluster(page: str, cluster: Any) -> None:
     lines = [line for line in shell_lines(page) if line.startswith("finetune check --with kubernetes")]
     for line in lines:
-        words = options_of(shlex.split(line))
-        asked = {"nodes": int(words["nodes"]), "gpus_per_node": int(words["gpus-per-node"])}
-        placed(checklist_request(**asked), None, "train", cluster())
+        arguments = options_of(shlex.split(line))
+        parameters = {"nodes": int(arguments["nodes"]), "gpus_per_node": int(arguments["gpus-per-node"])}
+        placed(checklist_request(**parameters), None, "train", cluster())
     assert bool(lines) == (page in ("docs/kubernetes.md", "docs/gcp.md", "docs/azure.md"))
 
 
 def checklist_request(**options: Any) -> Request:
-    made = launch.FlowOptions(**options)
-    return launch._request(made, options["gpus_per_node"])
+    flow_options = launch.FlowOptions(**options)
+    return launch._request(flow_options, options["gpus_per_node"])
 
 
 @needs_kubectl
 def test_example_quotas_admit_the_runs_of_the_pages(planned: Any) -> None:
-    """As Kueue counts: all pods of a step together, in the flavor of its nodes."""
+    """Kueue counts all pods of a step together, in the flavor of their nodes."""
     (queue,) = of_kind(render(KUBERNETES / "examples" / "eks-h100"), "ClusterQueue")
     flavors = {
         flavor["name"]: {item["name"]: quantity(str(item["nominalQuota"])) for item in flavor["resources"]}
@@ -261,14 +261,17 @@ def test_example_quotas_admit_the_runs_of_the_pages(planned: Any) -> None:
         plan = planned(line, nodes)
         for role in ("data", "train", "evaluate"):
             request = request_for(plan, role)  # type: ignore[arg-type]
-            asked = placed(request, plan, role, nodes)  # type: ignore[arg-type]
+            step_request = placed(request, plan, role, nodes)  # type: ignore[arg-type]
             quota = flavors["gpu-h100" if request.gpus_per_node else "cpu"]
             requests = {
-                "cpu": asked["cpu"],
-                "memory": asked["memory"] * 10**6,
-                "ephemeral-storage": asked["disk"] * 10**6,
-                "nvidia.com/gpu": asked["gpu"],
-                **{name: quantity(value) for name, value in asked.get("extended_resources", {}).items()},
+                "cpu": step_request["cpu"],
+                "memory": step_request["memory"] * 10**6,
+                "ephemeral-storage": step_request["disk"] * 10**6,
+                "nvidia.com/gpu": step_request["gpu"],
+                **{
+                    name: quantity(value)
+                    for name, value in step_request.get("extended_resources", {}).items()
+                },
             }
             for name, amount in requests.items():
                 assert request.nodes * amount <= quota[name], (line, role, name)

@@ -1,4 +1,4 @@
-"""The planner's page as its readers have it: built, opened in a real browser, typed and clicked in."""
+"""The planner page: built, opened in a real browser, and operated."""
 
 from __future__ import annotations
 
@@ -29,19 +29,21 @@ def address(site: Path) -> Iterator[str]:
 
 @pytest.fixture
 def page(address: str, tmp_path: Path) -> Iterator[Tab]:
-    """The page in a browser that has never seen it."""
+    """The page in a new browser."""
     with tab(tmp_path / "profile") as opened:
         opened.size(1280, 900)
         opened.open(address)
         opened.until(ANSWERED)
         yield opened
         assert opened.errors == []
-        others = [url for url in opened.requests if not url.startswith((address.rsplit("/", 2)[0], "data:"))]
-        assert others == [], "no other host is asked"
+        foreign_requests = [
+            url for url in opened.requests if not url.startswith((address.rsplit("/", 2)[0], "data:"))
+        ]
+        assert foreign_requests == [], "no other host is asked"
 
 
 def change(page: Tab, selector: str, text: str) -> str:
-    """Type into a field; what the page shows then."""
+    """Type into a field; return the new content of the page."""
     before = page.look(ANSWERED)
     page.fill(selector, text)
     state = (
@@ -51,9 +53,9 @@ def change(page: Tab, selector: str, text: str) -> str:
     return str(page.look(TEXT))
 
 
-def test_browser_answers_equal_the_estimators(page: Tab) -> None:
+def test_plans_in_the_browser_equal_those_of_the_estimator(page: Tab) -> None:
     forms = FORMS[::5]  # tests/estimator/planner_page checks all of them, outside the browser
-    found = page.look(
+    plans = page.look(
         f"""(async () => {{
           const worker = new Worker("../assets/planner/worker.js", {{type: "module"}});
           const forms = {json.dumps(forms)};
@@ -67,7 +69,7 @@ def test_browser_answers_equal_the_estimators(page: Tab) -> None:
           return done;
         }})()"""
     )
-    for form, mine in zip(forms, found, strict=True):
+    for form, mine in zip(forms, plans, strict=True):
         theirs = json.loads(json.dumps(answers.answer(form)))
         assert mine.keys() == theirs.keys(), form
         assert (mine["command"], mine.get("problem")) == (theirs["command"], theirs.get("problem"))
@@ -78,6 +80,7 @@ def test_browser_answers_equal_the_estimators(page: Tab) -> None:
 
 
 def test_inputs_are_planned_and_stored_in_the_link(page: Tab, address: str) -> None:
+    assert page.look("document.querySelector('#planner-model').checkVisibility()")
     assert "1. " not in page.look("location.hash")
     shown = change(page, "#planner-gpu", "H100 SXM")
     assert "x H100 SXM" in shown
@@ -176,7 +179,7 @@ def test_the_page_is_readable_in_all_widths_and_color_schemes(
 
 
 def check_layout(page: Tab, folder: Path, width: int, scheme: str) -> None:
-    """Check that the page fits its window, has the scheme's colors and bars wide enough to be read."""
+    """Check that the page fits its window, has the colors of the scheme and readable bars."""
     page.until(f"document.documentElement.scrollWidth <= {width}")  # nothing to scroll sideways
     page.look("document.querySelector('.planner-plan').scrollIntoView({behavior: 'instant'})")
     page.picture(folder / "page.png")

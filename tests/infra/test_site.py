@@ -1,4 +1,4 @@
-"""The documents as a site: built without a warning, whole, and complete without a network."""
+"""The documentation site: built without warnings, complete, and usable without a network."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ def test_links_outside_docs_lead_to_the_repository(site: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.nightly
 @pytest.mark.timeout(1500)
-def test_the_tutorials_commands_give_the_documented_results(tmp_path: Path) -> None:
-    """All of them, one after the other, in an empty folder."""
-    said: dict[str, str] = {}
+def test_the_commands_of_the_tutorial_give_the_documented_results(tmp_path: Path) -> None:
+    """All commands are run in order in an empty folder."""
+    results: dict[str, str] = {}
     for block in re.findall(r"^```bash\n(.*?)^```$", TUTORIAL.read_text(), re.DOTALL | re.MULTILINE):
         for command in block.splitlines():
             scripts = str(Path(sys.executable).parent)
@@ -65,16 +65,16 @@ def test_the_tutorials_commands_give_the_documented_results(tmp_path: Path) -> N
                 check=False,
             )
             assert done.returncode == 0, f"{command}:\n{done.stdout}{done.stderr}"
-            said[command] = done.stdout + done.stderr
-    assert sum(text.count("Done!") for text in said.values()) >= 2
+            results[command] = done.stdout + done.stderr
+    assert sum(text.count("Done!") for text in results.values()) >= 2
     counts = [
         re.findall(r"held-out answers right: \d+ of \d+ before, (\d+) of (\d+) after", text)
-        for text in said.values()
+        for text in results.values()
     ]
     right = [(int(counted[-1][0]), int(counted[-1][1])) for counted in counts if counted]
     assert [of for _, of in right] == [150, 51]
     assert all(count > 0.9 * of for count, of in right), right
-    assert any("held-out loss" in text for text in said.values())
+    assert any("held-out loss" in text for text in results.values())
     assert len((tmp_path / "train.html").read_text()) > 100_000
     (first, *_) = (tmp_path / "finetuned").iterdir()
     assert (first / "model" / "README.md").is_file()
@@ -89,8 +89,8 @@ def test_all_cells_of_the_notebook_run(tmp_path: Path) -> None:
     code = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
     done = run_python(tmp_path, code)
     assert done.returncode == 0, done.stdout + done.stderr
-    for words in ("Plan: llama-8b, lora", "successful FinetuneFlow/", "held-out loss: "):
-        assert words in done.stdout
+    for expected_text in ("Plan: llama-8b, lora", "successful FinetuneFlow/", "held-out loss: "):
+        assert expected_text in done.stdout
     assert '{"area":"delivery","product":"laptop","urgent":true}' in done.stdout
 
 
@@ -98,14 +98,19 @@ def test_all_cells_of_the_notebook_run(tmp_path: Path) -> None:
 @pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_all_snippets_of_the_python_page_run_in_order(tmp_path: Path) -> None:
-    """All but the last, which deploys: it stops where it needs a cluster."""
+    """The last snippet deploys a flow and stops where it needs a cluster."""
     page = (ROOT / "docs" / "python.md").read_text()
     *snippets, deploy = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
     (tmp_path / "my.yaml").write_text("model: tiny-llama\n")
     done = run_python(tmp_path, "\n".join(snippets))
     assert done.returncode == 0, done.stdout + done.stderr
-    for words in ("Plan: llama-8b, lora", "successful FinetuneFlow/", "held-out loss: ", "lora torchtune 4"):
-        assert words in done.stdout
+    for expected_text in (
+        "Plan: llama-8b, lora",
+        "successful FinetuneFlow/",
+        "held-out loss: ",
+        "lora torchtune 4",
+    ):
+        assert expected_text in done.stdout
     assert "There is no kubeconfig at" in run_python(tmp_path, deploy).stderr
 
 

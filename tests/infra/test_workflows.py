@@ -1,4 +1,4 @@
-"""The GitHub workflows: what is run there is what CONTRIBUTING.md says, by actions that cannot change."""
+"""The GitHub workflows run the commands of CONTRIBUTING.md with pinned actions."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def last_command(file: str, job: str) -> str:
     return str(jobs(ROOT / ".github" / "workflows" / f"{file}.yml")[job]["steps"][-1]["run"])
 
 
-def test_the_workflow_of_changes_runs_the_readmes_test_command() -> None:
+def test_the_workflow_for_changes_runs_the_test_command_of_the_readme() -> None:
     assert last_command("ci", "lint") == "bash .ci/run lint"
     assert last_command("ci", "test") == last_command("ci", "oldest-and-newest") == "bash .ci/run test"
     assert last_command("ci", "system") == "bash .ci/run system ${{ matrix.shard }}"
@@ -52,7 +52,7 @@ def test_the_workflow_of_changes_runs_the_readmes_test_command() -> None:
     assert '.venv/bin/python -m pytest -m "$slow"' in script
 
 
-def test_a_part_that_does_not_exist_is_refused_before_anything_is_installed() -> None:
+def test_an_unknown_ci_part_is_refused_before_anything_is_installed() -> None:
     command = ["bash", str(ROOT / ".ci" / "run"), "sytem"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
@@ -60,7 +60,7 @@ def test_a_part_that_does_not_exist_is_refused_before_anything_is_installed() ->
     assert done.stdout == ""
 
 
-def test_workflows_run_existing_parts_of_the_script() -> None:
+def test_workflows_run_existing_parts_of_the_ci_script() -> None:
     script = (ROOT / ".ci" / "run").read_text()
     parts = {
         part for line in re.findall(r"^([a-z| ]+)\)", script, re.MULTILINE) for part in line.split(" | ")
@@ -68,7 +68,7 @@ def test_workflows_run_existing_parts_of_the_script() -> None:
     for file in WORKFLOWS:
         for job in jobs(file).values():
             commands = [step["run"].split() for step in job["steps"] if ".ci/run" in step.get("run", "")]
-            assert {words[2] for words in commands if len(words) > 2} <= parts, file
+            assert {arguments[2] for arguments in commands if len(arguments) > 2} <= parts, file
 
 
 def test_a_release_is_tried_from_its_wheel_and_published_without_a_stored_password() -> None:
@@ -91,8 +91,8 @@ def test_every_file_with_slow_tests_is_in_one_shard() -> None:
 
 
 def versions(file: str, job: str) -> list[str]:
-    found = jobs(ROOT / ".github" / "workflows" / f"{file}.yml")[job]["strategy"]["matrix"]["version"]
-    return [str(each) for each in found]
+    version_lists = jobs(ROOT / ".github" / "workflows" / f"{file}.yml")[job]["strategy"]["matrix"]["version"]
+    return [str(each) for each in version_lists]
 
 
 def test_changes_are_tested_on_the_oldest_and_newest_python_and_nightly_on_all() -> None:

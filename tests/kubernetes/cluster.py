@@ -1,4 +1,4 @@
-"""A cluster of two nodes, S3 and a metadata service, and a user who launches flows at it."""
+"""A cluster of two nodes, S3 and a metadata service, and a user who launches flows on it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ENDED = ("Succeeded", "Failed")
 
 @dataclass
 class Cluster:
-    """What a test sees of it."""
+    """Access to the cluster for a test."""
 
     folder: Path
     hub: Hub
@@ -45,7 +45,7 @@ class Cluster:
         return self.control_plane.api()
 
     def environment(self, home: Path, **more: str) -> dict[str, str]:
-        """A user's environment, on a machine that can reach the cluster."""
+        """Return a user's environment on a machine that can reach the cluster."""
         variables = environment(home)
         for name in ("METAFLOW_DATASTORE_SYSROOT_LOCAL", "METAFLOW_DEFAULT_METADATA"):
             del variables[name]
@@ -66,26 +66,28 @@ class Cluster:
     def pods(self, namespace: str = NAMESPACE) -> list[Json]:
         return self.api.items(f"/api/v1/namespaces/{namespace}/pods")
 
-    def pod(self, known: Json) -> Pod | None:
-        """The processes of a pod that the API server knows; None: it doesn't run."""
-        name = known["metadata"]["name"]
+    def pod(self, manifest: Json) -> Pod | None:
+        """Return the processes of a pod of the API server, or None if it is not running."""
+        name = manifest["metadata"]["name"]
         return next((pod for each in self.kubelets for pod in each.pods() if pod.spec.name == name), None)
 
-    def kubelet_of(self, known: Json) -> Kubelet:
-        """The node that a pod was given to."""
-        return next(each for each in self.kubelets if each.node.name == known["spec"]["nodeName"])
+    def kubelet_of(self, manifest: Json) -> Kubelet:
+        """Return the node to which a pod is assigned."""
+        return next(each for each in self.kubelets if each.node.name == manifest["spec"]["nodeName"])
 
     def running(self) -> list[str]:
-        """Names of the pods that have not ended, for the API server or for their nodes."""
-        known = [p["metadata"]["name"] for p in self.pods() if p["status"].get("phase") not in ENDED]
-        return sorted({*known, *(pod.spec.name for kubelet in self.kubelets for pod in kubelet.pods())})
+        """Names of pods that have not ended according to the API server or their nodes."""
+        running_pods = [p["metadata"]["name"] for p in self.pods() if p["status"].get("phase") not in ENDED]
+        return sorted(
+            {*running_pods, *(pod.spec.name for kubelet in self.kubelets for pod in kubelet.pods())}
+        )
 
     def logs(self) -> dict[str, str]:
         """The output of every pod so far."""
         return {pod.folder.name: pod.log.read_text(errors="replace") for pod in self.hub.pods}
 
     def launch(self, flow: str, home: Path, *arguments: str, folder: str = "flows", **more: str) -> Launched:
-        """``python FOLDER/FLOW.py ARGUMENTS`` in the folder ``home``."""
+        """Run ``python FOLDER/FLOW.py ARGUMENTS`` in the folder ``home``."""
         # A shell's background jobs ignore a Ctrl-C, and so would this if pytest were one.
         command = ["env", "--default-signal=INT", sys.executable]
         command += [str(ROOT / folder / f"{flow}.py"), *arguments]
@@ -107,7 +109,7 @@ class Cluster:
         return Launched(self, home, variables, process)
 
     def add_machine(self, node: Node) -> None:
-        """A node whose containers never start: pods can be placed on it, and that is all."""
+        """Add a node on which pods can be placed but whose containers never start."""
         register(self.api, node, self.hub.address)
 
     def add_node(self, node: Node) -> Kubelet:
@@ -121,7 +123,7 @@ class Cluster:
 
 @dataclass
 class Launched:
-    """A flow that was started."""
+    """A started flow."""
 
     cluster: Cluster
     home: Path
@@ -134,7 +136,7 @@ class Launched:
 
     @property
     def has_begun(self) -> bool:
-        """Whether the run has an id; other runs' pods may be there before."""
+        """Return whether the run has an id; pods of earlier runs may exist."""
         return (self.home / "run_id").exists()
 
     @property
@@ -142,19 +144,19 @@ class Launched:
         return (self.home / "run_id").read_text()
 
     def wait(self, within: float) -> int:
-        """The exit status; a run that has not ended by then is a failure, with all that is known of it."""
+        """Return the exit status; fails with the complete output if the run does not end in time."""
         try:
             return self.process.wait(within)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"not ended within {within:g} s:\n{self.story()}") from None
 
     def story(self) -> str:
-        """What the terminal shows, and the pods' output: for a failure's message."""
+        """Return the terminal output and the output of pods, for failure messages."""
         logs = "\n".join(f"--- {name}\n{text[-3000:]}" for name, text in self.cluster.logs().items())
         return f"{self.log}\n{logs}"
 
     def read(self, program: str, *arguments: str, timeout: float = 180) -> bytes:
-        """Run a program with Metaflow's client as this user; what it prints."""
+        """Run a program with the Metaflow client as this user; return its output."""
         process = self.cluster.hub.popen(
             [sys.executable, "-c", program, *arguments],
             self.environment,
@@ -166,8 +168,8 @@ class Launched:
         return bytes(output)
 
     def artifacts(self, flow: str) -> dict[str, Any]:
-        found: dict[str, Any] = pickle.loads(self.read(READ_ARTIFACTS, f"{flow}/{self.run_id}"))  # noqa: S301
-        return found
+        stored_artifacts: dict[str, Any] = pickle.loads(self.read(READ_ARTIFACTS, f"{flow}/{self.run_id}"))  # noqa: S301
+        return stored_artifacts
 
     def nothing_left(self, within: float = 30) -> None:
         wait_for(lambda: not self.cluster.running(), within, f"no pod is left: {self.cluster.running()}")
@@ -175,7 +177,7 @@ class Launched:
 
 @contextmanager
 def start(folder: Path) -> Iterator[Cluster]:
-    """All of it; nothing is left afterwards."""
+    """Start the whole cluster; nothing is left afterwards."""
     with ExitStack() as stack:
         hub = stack.enter_context(Hub(folder / "pods"))
         inside: dict[str, Any] = {"address": hub.address, "inside": hub.inside}

@@ -1,4 +1,4 @@
-"""One cluster for the tests of a file, which see the pods and requests of no other: ten seconds to start."""
+"""One cluster for the tests of a file, which takes ten seconds to start."""
 
 from __future__ import annotations
 

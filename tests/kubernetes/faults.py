@@ -1,4 +1,4 @@
-"""What a cluster does to a run that trains, and what is to be seen of it meanwhile."""
+"""Faults of a cluster during a training run, and the state of the run."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ BIG = "--with=kubernetes:cpu=40"  # more than half of a node's
 LIMIT_S = 1500  # for a machine that does ten other things
 
 
-def where(pods: dict[str, Json]) -> str:
-    """The worker of a launch, as the terminal names it."""
+def worker_of(pods: dict[str, Json]) -> str:
+    """Return the worker pod and its node in the format of the terminal."""
     return f"{pods['worker']['metadata']['name']} on {pods['worker']['spec']['nodeName']}"
 
 
 def delete(cluster: Cluster, pod: Json) -> None:
-    """As ``kubectl delete pod`` does: with the pod's own grace."""
+    """Delete a pod like ``kubectl delete pod``, with its grace period."""
     path = f"/api/v1/namespaces/{NAMESPACE}/pods/{pod['metadata']['name']}"
     cluster.api.delete(path, gracePeriodSeconds=pod["spec"]["terminationGracePeriodSeconds"])
 
 
 def lose_a_node(cluster: Cluster, pods: dict[str, Json]) -> None:
-    """The worker's; another one comes up."""
+    """Lose the node of the worker; another node is added."""
     lost = cluster.kubelet_of(pods["worker"])
     cluster.add_node(Node(name=f"{lost.node.name}-new", instance_type=lost.node.instance_type))
     lost.lose()
@@ -46,7 +46,7 @@ def lose_a_node(cluster: Cluster, pods: dict[str, Json]) -> None:
 
 @contextlib.contextmanager
 def drained(cluster: Cluster, pod: Json) -> Iterator[None]:
-    """The node of a pod is drained with kubectl, by eviction, and takes pods again after the block."""
+    """Drain the node of a pod with kubectl, by eviction; it accepts pods again after the block."""
     plane, node = cluster.control_plane, pod["spec"]["nodeName"]
     output = plane.kubectl("drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=100s")
     assert f"node/{node} cordoned" in output
@@ -58,7 +58,7 @@ def drained(cluster: Cluster, pod: Json) -> Iterator[None]:
 
 @contextlib.contextmanager
 def one_node_short(cluster: Cluster) -> Iterator[None]:
-    """One of the nodes comes after the block; each takes one pod of a run with ``BIG``."""
+    """Add one of the nodes only after the block; each accepts one pod of a run with ``BIG``."""
     late = cluster.kubelets.pop()
     late.lose()
     late.forget()
@@ -69,7 +69,7 @@ def one_node_short(cluster: Cluster) -> Iterator[None]:
 
 
 def delete_in_a_checkpoint(cluster: Cluster, pod: Json) -> None:
-    """The worker's pod is deleted, and its task told so, while its rank writes a checkpoint.
+    """Delete the worker pod and notify its task while its rank writes a checkpoint.
 
     The rank is held up there until the task has heard: a checkpoint is written in less time than that takes.
     """
@@ -92,12 +92,12 @@ def delete_in_a_checkpoint(cluster: Cluster, pod: Json) -> None:
 
 
 def _own_number(pid: int) -> int:
-    """A process's number in its pod."""
+    """Return the process id inside the pod."""
     return int(re.findall(r"NSpid:.*\s(\d+)", Path(f"/proc/{pid}/status").read_text())[0])
 
 
 def training(cluster: Cluster, run: Launched, *, attempt: int = 0) -> dict[str, Json]:
-    """The two pods of an attempt, by kind, once they have saved a checkpoint of their own."""
+    """Wait for the two pods of an attempt, by kind, until they have saved a checkpoint."""
 
     def pods() -> dict[str, Json]:
         assert run.process.poll() is None, run.story()
@@ -114,7 +114,7 @@ def training(cluster: Cluster, run: Launched, *, attempt: int = 0) -> dict[str, 
         }
 
     wait_for(lambda: len(pods()) == 2, LIMIT_S, f"attempt {attempt} trains", every=0.5)
-    found = pods()
+    placed_pods = pods()
     before = committed(cluster, run)
 
     def saved() -> bool:
@@ -122,25 +122,25 @@ def training(cluster: Cluster, run: Launched, *, attempt: int = 0) -> dict[str, 
         return committed(cluster, run) > before
 
     wait_for(saved, LIMIT_S, f"attempt {attempt} saves a checkpoint after step {before}", every=0.2)
-    return found
+    return placed_pods
 
 
 def committed(cluster: Cluster, run: Launched) -> int:
-    """The step of the newest whole checkpoint; 0: there is none."""
+    """Return the step of the newest complete checkpoint, or 0."""
     keys = cluster.store.keys_below(f"metaflow/FinetuneFlow/finetune/checkpoints/{run.run_id}/")
     steps = [re.search(r"/step-(\d+)[^/]*/checkpoint\.json$", key) for key in keys]
     return max((int(match[1]) for match in steps if match), default=0)
 
 
 def attempt_ends(cluster: Cluster, pods: dict[str, Json]) -> None:
-    """All its pods, within a minute or two."""
+    """Wait up to two minutes until all pods have ended."""
     names = {pod["metadata"]["name"] for pod in pods.values()}
     wait_for(lambda: not names & set(cluster.running()), 120, f"the pods {names} end")
 
 
 def says(run: Launched, pattern: str) -> None:
-    def said() -> Any:
+    def output() -> Any:
         assert run.process.poll() is None, run.story()
         return re.search(pattern, run.log)
 
-    wait_for(said, LIMIT_S, f"the run says {pattern!r}", every=0.5)
+    wait_for(output, LIMIT_S, f"the run says {pattern!r}", every=0.5)

@@ -1,4 +1,4 @@
-"""The checklist on a cluster that takes a pod away: a verdict comes all the same and blames no node."""
+"""The checklist on a cluster that removes a pod: it gives a verdict that blames no node."""
 
 from __future__ import annotations
 
@@ -28,18 +28,20 @@ def test_an_evicted_pod_is_named_and_its_earlier_measurements_are_judged(
     name, node = worker["metadata"]["name"], worker["spec"]["nodeName"]
     assert f"pod {name} on {node} failed: Evicted: The node was low on resource: memory." in run.log
     assert "Traceback" not in run.log, run.log
-    found = run.artifacts("ChecklistFlow")
-    result = found["result"]
-    assert (result["verdict"], found["bad_nodes"], found["healthy_nodes"]) == ("NO-VERDICT", [], []), (
-        run.story()
-    )
+    artifacts = run.artifacts("ChecklistFlow")
+    result = artifacts["result"]
+    assert (result["verdict"], artifacts["bad_nodes"], artifacts["healthy_nodes"]) == (
+        "NO-VERDICT",
+        [],
+        [],
+    ), run.story()
     assert len(result["nodes"]) == 2
     assert f"pod {name} on {node} failed: Evicted" in str(result["notes"])
     run.nothing_left()
 
 
 def _measured(cluster: Cluster, run: Launched) -> bool:
-    """Whether node 0 has kept something."""
+    """Return whether node 0 has stored measurements."""
     assert run.process.poll() is None, run.story()
     return run.has_begun and bool(
         cluster.store.keys_below(f"metaflow/ChecklistFlow/finetune/runs/{run.run_id}/")
@@ -47,10 +49,10 @@ def _measured(cluster: Cluster, run: Launched) -> bool:
 
 
 def _worker(cluster: Cluster, run: Launched) -> Json:
-    (found,) = (
+    (matching_pod,) = (
         pod
         for pod in cluster.pods()
         if pod["metadata"].get("annotations", {}).get("metaflow/run_id") == run.run_id
         and pod["metadata"]["labels"].get("jobset.sigs.k8s.io/replicatedjob-name") == "worker"
     )
-    return found
+    return matching_pod

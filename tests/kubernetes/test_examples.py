@@ -1,4 +1,4 @@
-"""Example flows with the user's own training code, on two pods of a control plane."""
+"""Example flows with training code of the user, on two pods of a control plane."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def _stored(cluster: Cluster, run: Launched) -> list[str]:
 def test_plain_ddp_continues_from_its_checkpoint_after_a_node_is_lost(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    where = ["--with=kubernetes", f"--steps={STEPS}", "--checkpoint-every=1000"]
-    run = cluster.launch("ddp_flow", tmp_path, "run", *where, folder="examples")
+    launch_arguments = ["--with=kubernetes", f"--steps={STEPS}", "--checkpoint-every=1000"]
+    run = cluster.launch("ddp_flow", tmp_path, "run", *launch_arguments, folder="examples")
     wait_for(lambda: _stored(cluster, run), LIMIT_S, "a checkpoint is stored", every=0.5)
     pods = {
         pod["metadata"]["labels"]["jobset.sigs.k8s.io/replicatedjob-name"]: pod
@@ -58,8 +58,8 @@ def test_trl_trains_on_two_pods(cluster: Cluster, tmp_path: Path) -> None:
     (tmp_path / "texts.jsonl").write_text("\n".join(json.dumps(row) for row in texts))
     with tempfile.TemporaryDirectory(dir="/var/tmp") as shared:
         model = tiny_llama.make(Path(shared, "tiny"), config={**tiny_llama.CONFIG, "num_hidden_layers": 1})
-        words = [f"--model={model}", f"--data={tmp_path / 'texts.jsonl'}", "--steps=4"]
-        run = cluster.launch("trl_flow", tmp_path, "run", "--with=kubernetes", *words, folder="examples")
+        result = [f"--model={model}", f"--data={tmp_path / 'texts.jsonl'}", "--steps=4"]
+        run = cluster.launch("trl_flow", tmp_path, "run", "--with=kubernetes", *result, folder="examples")
         assert run.wait(LIMIT_S) == 0, run.story()
     assert "steps: 4" in run.log
     run.nothing_left()

@@ -1,4 +1,4 @@
-"""What a cluster does to a run: it goes on from its last checkpoint, or ends soon, says why, leaves no pod.
+"""Faults of a cluster: a run resumes from its last checkpoint, or ends soon with the reason and without pods.
 
 The runs are real but for their ranks (tests.lab.small_engine); test_on_a_control_plane.py trains on pods.
 
@@ -36,7 +36,7 @@ from tests.kubernetes.faults import (
     one_node_short,
     says,
     training,
-    where,
+    worker_of,
 )
 from tests.lab import faulty_proxy
 from tests.lab.control_plane import wait_for
@@ -68,7 +68,7 @@ SHORT = [
 def test_a_run_survives_expired_login_four_lost_pods_and_an_api_server_restart(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    """One run meets all of it: no attempt is spent, and what it reports is what an undisturbed one would."""
+    """One run with all faults: no attempt is used, and its report equals that of an undisturbed run."""
     login = _robots_login(cluster)
     run = _launch(cluster, tmp_path, "--no-preflight", KUBECONFIG=str(login))
     with _paused_first_pod(cluster, run):
@@ -78,21 +78,21 @@ def test_a_run_survives_expired_login_four_lost_pods_and_an_api_server_restart(
 
     first = training(cluster, run)
     cluster.kubelet_of(first["worker"]).evict(first["worker"]["metadata"]["name"])
-    says(run, f"Disruption 1 of at most 20, .* pod {where(first)}: Evicted: The node was low on resource")
+    says(run, f"Disruption 1 of at most 20, .* pod {worker_of(first)}: Evicted: The node was low on resource")
     attempt_ends(cluster, first)
 
     second = training(cluster, run)
     lose_a_node(cluster, second)
-    says(run, f"Disruption 2 of at most 20, .* pod {where(second)}: lost")
+    says(run, f"Disruption 2 of at most 20, .* pod {worker_of(second)}: lost")
     attempt_ends(cluster, second)
 
     third = training(cluster, run)
     delete(cluster, third["worker"])
-    says(run, f"Disruption 3 of at most 20, .* pod {where(third)}: deleted")
+    says(run, f"Disruption 3 of at most 20, .* pod {worker_of(third)}: deleted")
 
     fourth = training(cluster, run)
     with drained(cluster, fourth["worker"]):
-        says(run, f"Disruption 4 of at most 20, .* pod {where(fourth)}: deleted")
+        says(run, f"Disruption 4 of at most 20, .* pod {worker_of(fourth)}: deleted")
         moved = training(cluster, run)
     assert fourth["worker"]["spec"]["nodeName"] not in {pod["spec"]["nodeName"] for pod in moved.values()}
     cluster.control_plane.stop_api_server()
@@ -117,7 +117,7 @@ ROBOT = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/robot"
 
 
 def _robots_login(cluster: Cluster) -> Path:
-    """A kubeconfig of a launcher whose account can be taken away: a service account."""
+    """A kubeconfig of a launcher with a service account that can be deleted."""
     binding = {
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "RoleBinding",
@@ -142,7 +142,7 @@ def _renew(cluster: Cluster, login: Path) -> None:
 
 @contextlib.contextmanager
 def _paused_first_pod(cluster: Cluster, run: Launched) -> Iterator[None]:
-    """The run's first pod, stopped once it runs and until the end of the block."""
+    """Stop the first pod of the run while the block runs."""
     before = len(cluster.hub.pods)
     wait_for(lambda: len(cluster.hub.pods) > before, END_S, "a pod starts")
     says(run, "Task is starting")
@@ -176,7 +176,7 @@ def test_an_oom_killed_pod_gets_a_leaner_plan_and_a_lost_s3_ends_the_run(
         cluster.kubelet_of(worker).kill_for_memory(worker["metadata"]["name"])
         attempt_ends(cluster, first)
         says(run, rf"pod {worker['metadata']['name']} on \S+ failed: OOMKilled \(exit code 137\)")
-        says(run, r"another plan, as an earlier attempt ran out of memory: micro batch \d+ -> \d+")
+        says(run, r"another plan because an earlier attempt ran out of memory: micro batch \d+ -> \d+")
 
         training(cluster, run, attempt=1)
         faults.gone = True
@@ -191,7 +191,7 @@ def test_an_oom_killed_pod_gets_a_leaner_plan_and_a_lost_s3_ends_the_run(
 
 @pytest.mark.nightly
 def test_a_late_node_is_waited_for_and_a_deleted_job_ends_the_run(cluster: Cluster, tmp_path: Path) -> None:
-    """The wait is reported once a minute; --pending-timeout counts from the last node that started."""
+    """The wait is reported once per minute; --pending-timeout counts from the last node that started."""
     with one_node_short(cluster):
         run = _launch(cluster, tmp_path, "--no-preflight", pods=BIG)
         missing = r"\(1 of 2 nodes running; waiting for \S+-worker-\S+\): .*Insufficient cpu"
@@ -239,7 +239,7 @@ def _losses(run: Launched) -> list[float]:
 
 
 def _stop(run: Launched) -> None:
-    """It alone, as a canceled CI job does: what comes after the training is tested elsewhere."""
+    """Signal only the launching process, as a canceled CI job does."""
     run.process.terminate()
     run.wait(END_S)
     assert "Resume the run" in run.log, run.log
@@ -250,7 +250,7 @@ def _stop(run: Launched) -> None:
 
 
 def _ends(run: Launched, *lines: str) -> None:
-    """Soon, with these lines, without a traceback, and without a pod."""
+    """Check that the run ends soon with these lines, without a traceback, and without a pod."""
     assert run.wait(END_S) != 0, run.story()
     for line in lines:
         assert re.search(line, run.log), run.story()
@@ -259,17 +259,17 @@ def _ends(run: Launched, *lines: str) -> None:
 
 
 def _launch(
-    cluster: Cluster, home: Path, *arguments: str, pods: str = "--with=kubernetes", **more: str
+    cluster: Cluster, home: Path, *arguments: str, pods: str = "--with=kubernetes", **environment: str
 ) -> Launched:
     data = write_sums(home / "sums.jsonl")
     options = [pods, "--device=cpu", "--nodes=2", f"--dataset={data}", *SHORT, *arguments]
-    return cluster.launch("finetune_flow", home, "run", *options, **more)
+    return cluster.launch("finetune_flow", home, "run", *options, **environment)
 
 
 def test_a_run_without_matching_gpus_reports_it_once_and_ends_without_a_pod(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    """A node group that may grow, but doesn't: the preflight cannot refuse, so the wait must end."""
+    """A node group that could grow but does not: the wait must end at its timeout."""
     status = "autoscalerStatus: Running\nnodeGroups:\n- name: gpus\n  health: {maxSize: 4}\n"
     path = "/api/v1/namespaces/kube-system/configmaps"
     cluster.api.create(path, {"metadata": {"name": "cluster-autoscaler-status"}, "data": {"status": status}})

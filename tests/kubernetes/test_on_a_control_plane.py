@@ -1,4 +1,4 @@
-"""The flows through Metaflow's real client against a real API server, each pod's command really executed.
+"""The flows through the real Metaflow client on a real API server; commands of pods are executed.
 
 What a pod has is the code package alone: its Python cannot import this project. Whoever launches has the role
 that infra/kubernetes gives him, and no other.
@@ -91,15 +91,15 @@ print(fetch_model(sys.argv[1], Path(sys.argv[2])))
 
 @pytest.fixture(scope="module")
 def finetuned(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Launched:
-    """finetune_flow on two pods, to its end; the token is in a Secret, and in the launcher's environment."""
+    """A finished run of finetune_flow on two pods; the token is in a Secret and in the environment."""
     home = tmp_path_factory.mktemp("finetune")
     cluster.control_plane.apply(_secret("finetune-tokens", {"HF_TOKEN": HF_TOKEN}))
     data = write_sums(home / "sums.jsonl")
-    where = ["--with", "kubernetes", "--device=cpu", "--nodes=2"]
+    launch_arguments = ["--with", "kubernetes", "--device=cpu", "--nodes=2"]
     launched = cluster.launch(
         "finetune_flow",
         home,
-        *("run", *where, f"--dataset={data}", *QUICK, f"--max-steps={STEPS}"),
+        *("run", *launch_arguments, f"--dataset={data}", *QUICK, f"--max-steps={STEPS}"),
         HF_TOKEN=HF_TOKEN,
         CHECKLIST_WEBHOOK_URL=WEBHOOK,
         METAFLOW_KUBERNETES_SECRETS="finetune-tokens",
@@ -109,10 +109,10 @@ def finetuned(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Lau
 
 
 def test_tiny_llama_trains_over_two_pods(cluster: Cluster, finetuned: Launched) -> None:
-    found = finetuned.artifacts("FinetuneFlow")
-    plan: Plan = found["plan"]
+    artifacts = finetuned.artifacts("FinetuneFlow")
+    plan: Plan = artifacts["plan"]
     assert (plan.target, plan.request.nodes, plan.layout.device) == ("kubernetes", 2, "cpu")
-    losses = [metrics["loss"] for metrics in found["metrics"]]
+    losses = [metrics["loss"] for metrics in artifacts["metrics"]]
     assert len(losses) == STEPS
     assert losses[-1] < losses[0] - 1
     assert "world 2, scheduler kubernetes" in finetuned.log
@@ -122,15 +122,15 @@ def test_tiny_llama_trains_over_two_pods(cluster: Cluster, finetuned: Launched) 
     finetuned.nothing_left()
 
 
-def test_every_task_is_known_to_the_metadata_service(finetuned: Launched) -> None:
-    found = json.loads(finetuned.read(READ_TASKS, f"FinetuneFlow/{finetuned.run_id}"))
-    assert found["run"]
-    assert all(found["tasks"].values()), found
-    assert sum(name.startswith("train_nodes/") for name in found["tasks"]) == 2
+def test_every_task_is_registered_with_the_metadata_service(finetuned: Launched) -> None:
+    tasks = json.loads(finetuned.read(READ_TASKS, f"FinetuneFlow/{finetuned.run_id}"))
+    assert tasks["run"]
+    assert all(tasks["tasks"].values()), tasks
+    assert sum(name.startswith("train_nodes/") for name in tasks["tasks"]) == 2
 
 
 @pytest.mark.nightly
-def test_the_cards_of_both_nodes_and_of_the_evaluation_arrive(finetuned: Launched) -> None:
+def test_the_cards_of_both_nodes_and_of_the_evaluation_are_stored(finetuned: Launched) -> None:
     cards = json.loads(finetuned.read(READ_CARDS, f"FinetuneFlow/{finetuned.run_id}"))
     steps = sorted(name.partition("/")[0] for name in cards)
     assert steps == ["evaluate", "train_nodes", "train_nodes"]
@@ -147,10 +147,10 @@ def test_the_model_is_fetched_from_the_datastore(finetuned: Launched, tmp_path: 
 
 
 def test_the_launchers_role_is_sufficient(cluster: Cluster, finetuned: Launched) -> None:
-    asked = [event for event in cluster.control_plane.audit() if event["user"]["username"] == "launcher"]
-    made = {event["objectRef"]["resource"] for event in asked if event["verb"] == "create"}
-    assert {"jobs", "jobsets"} <= made
-    refused = [event["requestURI"] for event in asked if event["responseStatus"]["code"] == 403]
+    audited = [event for event in cluster.control_plane.audit() if event["user"]["username"] == "launcher"]
+    modified = {event["objectRef"]["resource"] for event in audited if event["verb"] == "create"}
+    assert {"jobs", "jobsets"} <= modified
+    refused = [event["requestURI"] for event in audited if event["responseStatus"]["code"] == 403]
     assert refused == []
 
 
@@ -166,8 +166,8 @@ def test_no_secret_is_in_a_manifest_log_artifact_card_or_code_package(
     assert any(name.endswith("flows/finetune_flow.py") for name in places), "a code package is unpacked"
     assert any(name.endswith(".html") for name in places), "a card is read"
     assert len([name for name in places if name.startswith("manifest jobs/")]) >= 7
-    found = [name for name, content in places.items() for secret in hidden if secret.encode() in content]
-    assert found == []
+    leaks = [name for name, content in places.items() for secret in hidden if secret.encode() in content]
+    assert leaks == []
     # The test can see what it looks for: the pods did get the token.
     assert HF_TOKEN in (cluster.hub.pods[-1].folder / "start.sh").read_text()
 
@@ -176,7 +176,7 @@ def test_no_secret_is_in_a_manifest_log_artifact_card_or_code_package(
 def test_the_jobset_of_llama_70b_matches_the_plan_and_ctrl_c_deletes_it(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    """The nodes have RoCE. No container starts on them, so the control pod exists and no worker's yet."""
+    """The nodes have RoCE. No container starts, so the control pod exists and no worker does."""
     machines = [
         Node(
             name=f"gpu-{number}",
@@ -222,7 +222,7 @@ SCORE = "def share_of_e(prompt, answer):\n    return answer.lower().count('e') /
 
 
 @pytest.mark.nightly
-def test_a_flow_that_imports_gpu_profile_packages_it(cluster: Cluster, tmp_path: Path) -> None:
+def test_the_code_package_of_a_flow_includes_gpu_profile(cluster: Cluster, tmp_path: Path) -> None:
     (tmp_path / "my_flow.py").write_text(documented())
     launched = cluster.launch(
         str(tmp_path / "my_flow"), tmp_path, "run", "--with=kubernetes:cpu=1,memory=2048"
@@ -233,7 +233,7 @@ def test_a_flow_that_imports_gpu_profile_packages_it(cluster: Cluster, tmp_path:
 
 
 @pytest.mark.nightly
-def test_rejection_sampling_draws_on_two_pods_and_scores_and_trains_on_others(
+def test_rejection_sampling_generates_on_two_pods_and_scores_and_trains_on_others(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     (tmp_path / "scores.py").write_text(SCORE)
@@ -245,20 +245,20 @@ def test_rejection_sampling_draws_on_two_pods_and_scores_and_trains_on_others(
         "rejection_flow", tmp_path, "run", "--with", "kubernetes", "--device=cpu", *options
     )
     assert launched.wait(LIMIT_S) == 0, launched.story()
-    found = launched.artifacts("RejectionFlow")
-    plan: Plan = found["plan"]
+    artifacts = launched.artifacts("RejectionFlow")
+    plan: Plan = artifacts["plan"]
     assert plan.target == "kubernetes"
     assert plan.generation is not None
-    assert (found["drawn"].answers, found["selection"].overview.drawn.answers) == (160, 160)
-    assert found["selection"].kept.answers == 40
-    assert found["selection"].kept.mean > found["selection"].overview.drawn.mean
+    assert (artifacts["drawn"].answers, artifacts["selection"].overview.drawn.answers) == (160, 160)
+    assert artifacts["selection"].kept.answers == 40
+    assert artifacts["selection"].kept.mean > artifacts["selection"].overview.drawn.mean
     tasks = json.loads(launched.read(READ_TASKS, f"RejectionFlow/{launched.run_id}"))["tasks"]
     assert sum(name.startswith("generate/") for name in tasks) == 2
     assert all(tasks.values())
     cards = json.loads(launched.read(READ_CARDS, f"RejectionFlow/{launched.run_id}"))
     steps = sorted(name.partition("/")[0] for name in cards if name.endswith("/rejection"))
     assert steps == ["generate", "generate", "score", "select"]
-    asked = {
+    resources_by_step = {
         pod["metadata"]["annotations"]["metaflow/step_name"]: pod["spec"]["containers"][0]["resources"]
         for pod in cluster.pods()
         if pod["metadata"].get("annotations", {}).get("metaflow/run_id") == launched.run_id
@@ -266,14 +266,14 @@ def test_rejection_sampling_draws_on_two_pods_and_scores_and_trains_on_others(
     for name in ("generate", "score", "compare"):
         stage = plan.generation.stage(name)
         assert stage is not None
-        assert quantity(asked[name]["requests"]["memory"]) == pytest.approx(
+        assert quantity(resources_by_step[name]["requests"]["memory"]) == pytest.approx(
             stage.request.memory_mib * 2**20, rel=0.01
         )
     launched.nothing_left()
 
 
 def _llama_70b(cluster: Cluster, home: Path) -> list[str]:
-    """Arguments. The cluster has the weights from an earlier run (those of tiny-llama, to be exact)."""
+    """Arguments; the cluster has the weights from an earlier run (in fact those of tiny-llama)."""
     home.mkdir(exist_ok=True)
     weights = tiny_llama.make(home / "m")
     keep = [sys.executable, "-c", KEEP_MODEL, "weights/meta-llama--Llama-3.1-70B", str(weights)]
@@ -285,7 +285,7 @@ def _llama_70b(cluster: Cluster, home: Path) -> list[str]:
 
 
 def _add_network(cluster: Cluster, folder: Path) -> None:
-    """As Multus and NVIDIA's network operator leave it where the fabric is RoCE."""
+    """Add the network as Multus and the NVIDIA network operator do for RoCE."""
     group, plural = "k8s.cni.cncf.io", "network-attachment-definitions"
     kind = "NetworkAttachmentDefinition"
     definition = permissive_definition(plural, group, "v1", kind, "Namespaced", folder / "definition.json")
@@ -297,9 +297,11 @@ def _add_network(cluster: Cluster, folder: Path) -> None:
 
 def _jobset(cluster: Cluster, launched: Launched) -> Json | None:
     assert launched.process.poll() is None, launched.story()
-    found = cluster.api.items(f"/apis/jobset.x-k8s.io/v1alpha2/namespaces/{NAMESPACE}/jobsets")
-    own = [jobset for jobset in found if "llama-70b" in str(jobset) or "p5.48xlarge" in str(jobset)]
-    return own[0] if own else None
+    jobsets = cluster.api.items(f"/apis/jobset.x-k8s.io/v1alpha2/namespaces/{NAMESPACE}/jobsets")
+    jobset_of_run = [
+        jobset for jobset in jobsets if "llama-70b" in str(jobset) or "p5.48xlarge" in str(jobset)
+    ]
+    return jobset_of_run[0] if jobset_of_run else None
 
 
 def _pods(cluster: Cluster, jobset: str) -> list[Json]:
@@ -312,17 +314,17 @@ def _all_told_to_go(cluster: Cluster, jobset: str) -> bool:
 
 
 def _remove_pods_without_kubelet(cluster: Cluster) -> None:
-    """Those that no machine will ever end would be in the way of the next test."""
+    """Remove pods that no machine will ever end."""
 
-    def left() -> list[Json]:
-        own = {kubelet.node.name for kubelet in cluster.kubelets}
-        return [pod for pod in cluster.pods() if pod["spec"].get("nodeName") not in own]
+    def leftover() -> list[Json]:
+        kubelet_nodes = {kubelet.node.name for kubelet in cluster.kubelets}
+        return [pod for pod in cluster.pods() if pod["spec"].get("nodeName") not in kubelet_nodes]
 
     def none_left() -> bool:
-        for pod in left():
+        for pod in leftover():
             path = f"/api/v1/namespaces/{NAMESPACE}/pods/{pod['metadata']['name']}"
             cluster.api.delete(path, gracePeriodSeconds=0)
-        return not left()
+        return not leftover()
 
     # A Job that is being deleted may make one more.
     wait_for(none_left, 60, "no pod is left on a machine without kubelet", every=0.5)
@@ -333,13 +335,13 @@ def _placed(cluster: Cluster, jobset: str) -> list[Json]:
 
 
 def check_jobset(jobset: Json, plan: Plan) -> None:
-    asked, jobs = plan.request, {job["name"]: job for job in jobset["spec"]["replicatedJobs"]}
-    assert asked.nodes > 1
-    assert jobs["control"]["replicas"] + jobs["worker"]["replicas"] == asked.nodes
+    planned_request, jobs = plan.request, {job["name"]: job for job in jobset["spec"]["replicatedJobs"]}
+    assert planned_request.nodes > 1
+    assert jobs["control"]["replicas"] + jobs["worker"]["replicas"] == planned_request.nodes
     for job in jobs.values():
         pod = job["template"]["spec"]["template"]["spec"]
         container = pod["containers"][0]
-        assert int(container["resources"]["limits"]["nvidia.com/gpu"]) == asked.gpus_per_node == 8
+        assert int(container["resources"]["limits"]["nvidia.com/gpu"]) == planned_request.gpus_per_node == 8
         assert container["resources"]["limits"]["nvidia.com/sriov_rdma"] == "8"
         assert container["securityContext"]["capabilities"]["add"] == ["IPC_LOCK"]
         assert {"name": "NCCL_NET", "value": "IB"} in container["env"]
@@ -349,16 +351,16 @@ def check_jobset(jobset: Json, plan: Plan) -> None:
         annotations = job["template"]["spec"]["template"]["metadata"]["annotations"]
         assert annotations["k8s.v1.cni.cncf.io/networks"] == ",".join(["rail"] * 8)
         assert annotations["team"] == "a"
-        assert pod["nodeSelector"]["node.kubernetes.io/instance-type"] == asked.instance_type
+        assert pod["nodeSelector"]["node.kubernetes.io/instance-type"] == planned_request.instance_type
         assert pod["affinity"] == affinity_of(jobset["metadata"]["name"])
         shared = next(v for v in pod["volumes"] if v.get("emptyDir", {}).get("medium") == "Memory")
-        assert shared["emptyDir"]["sizeLimit"] == f"{asked.shared_memory_mib}Mi"
+        assert shared["emptyDir"]["sizeLimit"] == f"{planned_request.shared_memory_mib}Mi"
         manifest = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, "spec": pod}
         kubernetes_validate.validate(manifest, "1.32", strict=True)
 
 
 def check_preparing_job(cluster: Cluster, launched: Launched, plan: Plan) -> None:
-    """The weights must fit on the disk of the pod that fetches them, which needs no GPU."""
+    """Check that the weights fit on the disk of the pod that fetches them, without a GPU."""
     (pod,) = (
         pod
         for pod in cluster.pods()
@@ -377,7 +379,7 @@ def check_preparing_job(cluster: Cluster, launched: Launched, plan: Plan) -> Non
 
 @pytest.fixture(scope="module")
 def checked(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Launched:
-    """checklist_flow on two pods, to its end."""
+    """A finished run of checklist_flow on two pods."""
     home = tmp_path_factory.mktemp("checklist")
     options = ["--nodes=2", "--device=cpu", "--profile=quick"]
     launched = cluster.launch("checklist_flow", home, "run", "--with", "kubernetes", *options)
@@ -387,14 +389,14 @@ def checked(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Launc
 
 @pytest.mark.nightly
 def test_the_checklist_measures_two_pods_and_judges_them(cluster: Cluster, checked: Launched) -> None:
-    found = checked.artifacts("ChecklistFlow")
-    assert found["cluster"].startswith("kubernetes:")
-    result = found["result"]
+    artifacts = checked.artifacts("ChecklistFlow")
+    assert artifacts["cluster"].startswith("kubernetes:")
+    result = artifacts["result"]
     assert len(result["nodes"]) == 2, checked.story()
     assert result["verdict"] in ("PASS", "WARN"), checked.story()
     assert checked.process.returncode == 0, checked.story()
-    assert len(found["healthy_nodes"]) == 2
-    assert found["bad_nodes"] == []
+    assert len(artifacts["healthy_nodes"]) == 2
+    assert artifacts["bad_nodes"] == []
     checked.nothing_left()
     cards = json.loads(checked.read(READ_CARDS, f"ChecklistFlow/{checked.run_id}"))
     assert [name.partition("/")[0] for name in cards] == ["verdict"]
@@ -403,7 +405,7 @@ def test_the_checklist_measures_two_pods_and_judges_them(cluster: Cluster, check
 
 
 def _places(cluster: Cluster, finetuned: Launched) -> Iterator[tuple[str, bytes]]:
-    """Everything that a run leaves or shows somewhere, by a name for it."""
+    """Return everything that a run stores or prints, by name."""
     yield "terminal", finetuned.log.encode()
     for name, text in cluster.logs().items():
         yield f"pod {name}", text.encode()

@@ -1,1 +1,1 @@
-"""The nearest thing to a cluster that one machine can be: real clients and servers, pods as processes."""
+"""A simulated cluster on one machine: real clients and servers, pods as processes."""

@@ -1,4 +1,4 @@
-"""A thread that does its part again and again, as the cluster's agents do, and outlives the API server."""
+"""A thread that repeats its work like the agents of a cluster and survives an outage of the API server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PAUSE_S = 0.5
 
 
 class Agent(ABC):
-    """Runs :meth:`turn` until the ``with`` block ends. What goes wrong in it is in ``problems``."""
+    """Repeats :meth:`turn` until the ``with`` block ends. Its errors are in ``problems``."""
 
     def __init__(self, name: str, log: Path) -> None:
         self.name, self.problems = name, list[str]()
@@ -26,7 +26,7 @@ class Agent(ABC):
 
     @abstractmethod
     def turn(self) -> None:
-        """Look at what the API server has, and do what is to be done about it."""
+        """Read the state from the API server and act on it."""
 
     def __enter__(self) -> Agent:
         self._thread.start()
@@ -41,7 +41,7 @@ class Agent(ABC):
             self._thread.join(60)
 
     def pause(self) -> None:
-        """No turn until :meth:`go_on`; one that has begun is over when this returns."""
+        """Stop turns until :meth:`go_on`; a running one is finished when this returns."""
         self._may_turn.acquire()
 
     def go_on(self) -> None:

@@ -1,4 +1,4 @@
-"""Requests to a Kubernetes API server as plain JSON, from another network where that is its place."""
+"""Requests to a Kubernetes API server as plain JSON, also from another network namespace."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Inside = Callable[[], AbstractContextManager[None]]  # in its block this thread 
 
 
 class ApiError(Exception):
-    """The API server's refusal: ``status`` is HTTP's, the text is the server's own."""
+    """An error of the API server: ``status`` is the HTTP status, the text is that of the server."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(f"{status}: {message}")
@@ -35,7 +35,7 @@ class Api:
         return self._ask("GET", path, params=query)
 
     def items(self, path: str, **query: str) -> list[Json]:
-        """The objects of a list."""
+        """Return the objects of a list."""
         return list(self.get(path, **query)["items"])
 
     def create(self, path: str, body: Json) -> Json:
@@ -48,7 +48,7 @@ class Api:
         return self._ask("PATCH", path, json=body, headers={"Content-Type": f"application/{kind}-patch+json"})
 
     def delete(self, path: str, **options: Any) -> None:
-        """``options`` are those of DeleteOptions; an object that isn't there is no error."""
+        """``options`` are those of DeleteOptions; a missing object is no error."""
         try:
             self._ask("DELETE", path, json={"apiVersion": "v1", "kind": "DeleteOptions", **options})
         except ApiError as error:
@@ -65,25 +65,25 @@ class Api:
         return True
 
     def ready(self) -> bool:
-        """Whether the server answers and says that it is ready."""
+        """Return whether the server responds that it is ready."""
         try:
             with self._inside():
                 return bool(self._session().get(f"{self.url}/readyz", timeout=_TIMEOUT_S).ok)
         except requests.RequestException:
             return False
 
-    def _ask(self, method: str, path: str, **more: Any) -> Json:
-        """Raises ApiError for a refusal, requests.RequestException where the server isn't there."""
+    def _ask(self, method: str, path: str, **request_options: Any) -> Json:
+        """Send a request; raises ApiError for an error and requests.RequestException without a connection."""
         with self._inside():
-            answer = self._session().request(method, self.url + path, timeout=_TIMEOUT_S, **more)
+            answer = self._session().request(method, self.url + path, timeout=_TIMEOUT_S, **request_options)
         if not answer.ok:
             try:
                 message = str(answer.json().get("message"))
             except ValueError:
                 message = answer.text
             raise ApiError(answer.status_code, message)
-        found: Json = answer.json()
-        return found
+        document: Json = answer.json()
+        return document
 
     def _session(self) -> requests.Session:
         session: requests.Session | None = getattr(self._of_thread, "session", None)

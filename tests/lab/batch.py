@@ -1,4 +1,4 @@
-"""AWS Batch on one machine: its REST interface, and an executor that runs the submitted commands as pods.
+"""AWS Batch on one machine: its REST interface, and an executor that runs submitted commands as pods.
 
 Requests and answers are checked against botocore's model of the service, and against rules that the model
 doesn't hold but the service enforces. What is emulated of a multi-node parallel job (AWS Batch user guide,
@@ -29,10 +29,10 @@ Fault = Callable[[str], tuple[int, str, str] | None]
 
 
 class BatchService:
-    """Queues, definitions and jobs. ``requests``: every call that was made, its operation and its body."""
+    """Queues, definitions and jobs. ``requests``: operation and body of every call."""
 
     def __init__(self, hub: Hub, queues: list[Queue], role: Mapping[str, str]) -> None:
-        """``role``: the environment that a job's role gives to its containers."""
+        """``role``: environment variables that the role of a job gives to its containers."""
         self._hub, self._role = hub, role
         self.queues = {queue.name: queue for queue in queues}
         self.definitions: dict[str, Record] = {}
@@ -67,26 +67,26 @@ class BatchService:
 
     def _describe_environments(self, body: Record) -> Record:
         names = [_short(name) for name in body.get("computeEnvironments") or self.queues]
-        found = [self.queues[name].describe_environment() for name in names if name in self.queues]
-        return {"computeEnvironments": found}
+        environments = [self.queues[name].describe_environment() for name in names if name in self.queues]
+        return {"computeEnvironments": environments}
 
     def _describe_definitions(self, body: Record) -> Record:
         definition_name, named = body.get("jobDefinitionName"), body.get("jobDefinitions")
-        found = [
+        definitions = [
             definition
             for definition in self.definitions.values()
             if (definition_name is None or definition["jobDefinitionName"] == definition_name)
             and (not named or definition["jobDefinitionArn"] in named)
         ]
-        return {"jobDefinitions": found}
+        return {"jobDefinitions": definitions}
 
     def _register(self, body: Record) -> Record:
         name = body["jobDefinitionName"]
         revision = 1 + sum(each["jobDefinitionName"] == name for each in self.definitions.values())
-        made = arn("job-definition", f"{name}:{revision}")
-        revision_record = {"jobDefinitionArn": made, "revision": revision, "status": "ACTIVE"}
-        self.definitions[made] = {**body, **revision_record}
-        return {"jobDefinitionName": name, "jobDefinitionArn": made, "revision": revision}
+        arn_of_revision = arn("job-definition", f"{name}:{revision}")
+        revision_record = {"jobDefinitionArn": arn_of_revision, "revision": revision, "status": "ACTIVE"}
+        self.definitions[arn_of_revision] = {**body, **revision_record}
+        return {"jobDefinitionName": name, "jobDefinitionArn": arn_of_revision, "revision": revision}
 
     def _submit(self, body: Record) -> Record:
         definition = self.definitions.get(body["jobDefinition"])
@@ -105,21 +105,21 @@ class BatchService:
         return {"jobName": body["jobName"], "jobId": job.id, "jobArn": arn("job", job.id)}
 
     def _describe_jobs(self, body: Record) -> Record:
-        found = []
+        matching_jobs = []
         for job_id in body["jobs"]:
             name, _, node = job_id.partition("#")
             job = self.jobs.get(name)
             if job is not None:
-                found.append(job.describe(int(node) if node else None))
-        return {"jobs": found}
+                matching_jobs.append(job.describe(int(node) if node else None))
+        return {"jobs": matching_jobs}
 
     def _list_jobs(self, body: Record) -> Record:
         status = body.get("jobStatus", "RUNNING")
-        found = [job for job in self.jobs.values() if job.status == status]
+        matching_jobs = [job for job in self.jobs.values() if job.status == status]
         queue = _short(body.get("jobQueue", ""))
         summaries = [
             {"jobId": job.id, "jobName": job.request["jobName"], "status": job.status}
-            for job in found
+            for job in matching_jobs
             if job.request["jobQueue"] == queue
         ]
         return {"jobSummaryList": summaries}
@@ -152,7 +152,7 @@ class BatchService:
         job.status = status
 
     def _watch(self, job: Job) -> Exit:
-        """Wait for the main node's end; the others' follows, as does all of them's where they are told to."""
+        """Wait for the end of the main node and then of the other nodes."""
         limit_s = job.request.get("timeout", {}).get("attemptDurationSeconds", float("inf"))
         begin = time.monotonic()
         while (ended := job.pods[0].poll()) is None:
@@ -170,7 +170,7 @@ class BatchService:
 
     def _pod(self, job: Job, number: int, queue: Queue) -> PodSpec:
         container = job.nodes[number]
-        own = {
+        job_environment = {
             "AWS_BATCH_JOB_ID": f"{job.id}#{number}" if job.multinode else job.id,
             "AWS_BATCH_JOB_ATTEMPT": "1",
             "AWS_BATCH_JQ_NAME": queue.name,
@@ -179,19 +179,19 @@ class BatchService:
             "CHECKLIST_HOST_ID": f"{job.id}#{number}",  # each stands for a machine, and one kernel has one id
         }
         if job.multinode:
-            own |= {
+            job_environment |= {
                 "AWS_BATCH_JOB_NODE_INDEX": str(number),
                 "AWS_BATCH_JOB_MAIN_NODE_INDEX": "0",
                 "AWS_BATCH_JOB_NUM_NODES": str(len(job.nodes)),
             }
         if number:
-            own["AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS"] = job.pods[0].ip
+            job_environment["AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS"] = job.pods[0].ip
         shared, tmpfs = container.sizes()
         return PodSpec(
             name=f"job-{job.id[:8]}-{number}",
             hostname=f"ip-{job.id[:8]}-{number}",
             command=container.command,
-            environment={**self._role, **container.environment, **own},
+            environment={**self._role, **container.environment, **job_environment},
             memory_bytes=int(container.number("MEMORY")) * 2**20,
             shm_bytes=shared,
             empty_dirs=tmpfs,
@@ -236,6 +236,6 @@ def _handler(service: BatchService) -> type[BaseHTTPRequestHandler]:
 
 @contextmanager
 def serve(service: BatchService, hub: Hub) -> Iterator[str]:
-    """The service in the hub, and its address: AWS_ENDPOINT_URL_BATCH."""
+    """Serve the service in the hub; yields its address, AWS_ENDPOINT_URL_BATCH."""
     with metadata.answer(hub, _handler(service)) as url:
         yield url

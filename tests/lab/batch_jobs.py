@@ -1,4 +1,4 @@
-"""Job queues, containers and jobs as AWS Batch has them."""
+"""Job queues, containers and jobs as in AWS Batch."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def arn(kind: str, name: str) -> str:
 
 
 def now() -> int:
-    """Milliseconds."""
+    """Return the time in milliseconds."""
     return int(time.time() * 1000)
 
 
 @dataclass(kw_only=True)
 class Queue:
-    """A job queue, its compute environment, and the machines in there."""
+    """A job queue, its compute environment, and the machines in it."""
 
     name: str
     vcpus: int = 96
@@ -67,7 +67,7 @@ class Queue:
         }
 
     def lacks(self, nodes: list[Container]) -> str | None:
-        """Why such nodes can never start here, in Batch's words; None: they can."""
+        """Return the reason why these nodes can never start, as worded by Batch, or None."""
         too_big = any(
             node.number("VCPU") > self.vcpus
             or node.number("MEMORY") > self.memory_mib
@@ -84,7 +84,7 @@ class Queue:
 
 @dataclass(frozen=True, kw_only=True)
 class Container:
-    """One node's: the definition's properties with the submitted override over them."""
+    """The container of one node: properties of the definition with the submitted overrides."""
 
     properties: Record
     override: Record
@@ -99,15 +99,17 @@ class Container:
         return {variable["name"]: variable["value"] for variable in both}
 
     def number(self, kind: str) -> float:
-        """Of VCPU, MEMORY (MiB) or GPU."""
+        """Return the request of VCPU, MEMORY (MiB) or GPU."""
         both = [
             *self.properties.get("resourceRequirements", []),
             *self.override.get("resourceRequirements", []),
         ]
-        return next((float(asked["value"]) for asked in reversed(both) if asked["type"] == kind), 0.0)
+        return next(
+            (float(dependency["value"]) for dependency in reversed(both) if dependency["type"] == kind), 0.0
+        )
 
     def sizes(self) -> tuple[int | None, dict[str, int | None]]:
-        """Bytes of /dev/shm, and of each tmpfs."""
+        """Return the bytes of /dev/shm and of each tmpfs."""
         linux = self.properties.get("linuxParameters", {})
         shared = linux.get("sharedMemorySize")
         tmpfs = {each["containerPath"]: each["size"] * 2**20 for each in linux.get("tmpfs", [])}
@@ -116,7 +118,7 @@ class Container:
 
 @dataclass(kw_only=True)
 class Job:
-    """One submitted job. ``nodes`` has one container, or one for each node."""
+    """One submitted job. ``nodes`` has one container per node."""
 
     id: str
     request: Record
@@ -136,12 +138,12 @@ class Job:
         return "nodeProperties" in self.definition
 
     def lose_machine(self, node: int) -> None:
-        """As where spot takes it back: its container is gone without a word."""
+        """End the container without a message, as when a spot machine is reclaimed."""
         self.lost[node] = f"Host EC2 (instance i-{self.id[:8]}{node}) terminated."
         self.pods[node].kill()
 
     def describe(self, node: int | None = None) -> Record:
-        """As DescribeJobs; ``node``: of one node of a multi-node job, whose id is ``ID#node``."""
+        """Return the job as DescribeJobs; ``node``: of one node of a multi-node job, with id ``ID#node``."""
         record: Record = {
             "jobId": self.id if node is None else f"{self.id}#{node}",
             "jobName": self.request["jobName"],
@@ -177,7 +179,7 @@ class Job:
 
 
 def nodes_of(definition: Record, body: Record) -> list[Container]:
-    """What each node runs. Raises Invalid where request and definition don't go together."""
+    """Return the container of each node; raises Invalid if request and definition do not match."""
     if "nodeProperties" not in definition:
         if "nodeOverrides" in body:
             raise Invalid("nodeOverrides should not be provided for a container job")

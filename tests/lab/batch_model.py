@@ -1,4 +1,4 @@
-"""What AWS Batch accepts: botocore's model of the service, and limits that stand in its user guide only."""
+"""Validation of AWS Batch requests: the botocore model, and limits documented in its user guide."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RESERVED = "AWS_BATCH"  # no variable of a job may begin so
 
 
 class Invalid(Exception):  # noqa: N818
-    """A request that Batch refuses, in its words."""
+    """A request refused by Batch, with its message."""
 
 
 @functools.lru_cache(maxsize=1)
@@ -25,7 +25,7 @@ def _model() -> ServiceModel:
 
 
 def operation_of(path: str) -> str:
-    """The operation whose address that is."""
+    """Return the operation with that address."""
     for name in _model().operation_names:
         if _model().operation_model(name).http["requestUri"] == path:
             return str(name)
@@ -33,7 +33,7 @@ def operation_of(path: str) -> str:
 
 
 def check_request(operation: str, body: dict[str, Any]) -> None:
-    """Raises Invalid."""
+    """Validate a request; raises Invalid."""
     _check(body, _model().operation_model(operation).input_shape)
     for override in _overrides(body):
         size = len(json.dumps(override, separators=(",", ":")))
@@ -45,7 +45,7 @@ def check_request(operation: str, body: dict[str, Any]) -> None:
 
 
 def check_response(operation: str, body: dict[str, Any]) -> None:
-    """Raises Invalid where this stand-in's answer is none that Batch could give."""
+    """Validate a response of this simulation; raises Invalid."""
     _check(body, _model().operation_model(operation).output_shape)
 
 
@@ -62,15 +62,15 @@ def _check(value: Any, shape: Shape) -> None:
         raise Invalid("; ".join(unlisted))
 
 
-def _unlisted(value: Any, shape: Shape, where: str) -> list[str]:
-    """Values of enumerations that the model doesn't list; botocore leaves those to the service."""
+def _unlisted(value: Any, shape: Shape, section: str) -> list[str]:
+    """Return enumeration values missing in the model, which botocore does not validate."""
     if isinstance(shape, StructureShape):
         members = [(name, value[name], shape.members[name]) for name in value]
-        return [each for name, item, kind in members for each in _unlisted(item, kind, f"{where}.{name}")]
+        return [each for name, item, kind in members for each in _unlisted(item, kind, f"{section}.{name}")]
     if isinstance(shape, ListShape):
-        return [each for item in value for each in _unlisted(item, shape.member, where)]
+        return [each for item in value for each in _unlisted(item, shape.member, section)]
     if isinstance(shape, MapShape):
-        return [each for item in value.values() for each in _unlisted(item, shape.value, where)]
+        return [each for item in value.values() for each in _unlisted(item, shape.value, section)]
     if isinstance(shape, StringShape) and shape.enum and value not in shape.enum:
-        return [f"{where}: {value!r} is none of {', '.join(shape.enum)}"]
+        return [f"{section}: {value!r} is none of {', '.join(shape.enum)}"]
     return []

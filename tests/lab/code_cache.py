@@ -1,4 +1,4 @@
-"""Compiled modules that the pods of one hub share.
+"""Compiled modules shared by the pods of a hub.
 
 Each pod unpacks the run's code package anew, and compiling it (Metaflow and this project) takes a Python
 about two seconds of a core. The package's files have the same paths, sizes and times in every pod, so what
@@ -22,6 +22,6 @@ loader.cache_from_source = in_the_cache
 
 
 def install(folder: Path, *, home: str, cache: str) -> None:
-    """Make Pythons with the site-packages ``folder`` keep what they compile below ``home`` in ``cache``."""
+    """Make Pythons with the site-packages ``folder`` cache modules compiled below ``home`` in ``cache``."""
     (folder / "code_cache_of_tests.py").write_text(_MODULE.format(home=f"{home}/", cache=cache))
     (folder / "code_cache.pth").write_text("import code_cache_of_tests\n")

@@ -1,4 +1,4 @@
-"""Run configurations for tests that start below the planner."""
+"""Run configurations for tests below the planner."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from launchers.settings import build
 
 
 def config(values: Mapping[str, Any] | None = None, model: str = "tiny-llama") -> RunConfig:
-    """The configuration of these settings, as a plan that keeps to them; ``auto`` is full by torchtune."""
+    """Return the configuration for these settings as a plan would set it; ``auto`` is full by torchtune."""
     settings = build(values or {})
     method = "full" if settings.method == "auto" else settings.method
     engine = "torchtune" if settings.engine == "auto" else settings.engine

@@ -42,32 +42,32 @@ rules:
 
 
 def asset(name: str) -> Path | None:
-    """Where a binary is; None: nowhere."""
+    """Return the path of a binary, or None."""
     variable = "TEST_ASSET_" + name.upper().replace("-", "_")
     folder = os.environ.get("KUBEBUILDER_ASSETS")
-    found = [os.environ.get(variable), folder and f"{folder}/{name}", shutil.which(name)]
-    return next((Path(path) for path in found if path and Path(path).is_file()), None)
+    candidates = [os.environ.get(variable), folder and f"{folder}/{name}", shutil.which(name)]
+    return next((Path(path) for path in candidates if path and Path(path).is_file()), None)
 
 
 def jobset_definition() -> Path | None:
-    """JobSet's CustomResourceDefinition as JSON; None: it isn't there."""
+    """Return the CustomResourceDefinition of JobSet as JSON, or None."""
     return _definitions("TEST_ASSET_JOBSET_CRD", "jobset-crd.json")
 
 
 def kueue_definitions() -> list[Json]:
-    """Kueue's CustomResourceDefinitions; empty: they aren't there."""
-    found = _definitions("TEST_ASSET_KUEUE_CRDS", "kueue-crds.json")
-    return list(json.loads(found.read_text())["items"]) if found is not None else []
+    """Return the CustomResourceDefinitions of Kueue; empty if missing."""
+    kueue = _definitions("TEST_ASSET_KUEUE_CRDS", "kueue-crds.json")
+    return list(json.loads(kueue.read_text())["items"]) if kueue is not None else []
 
 
 def _definitions(variable: str, name: str) -> Path | None:
     folder = os.environ.get("KUBEBUILDER_ASSETS")
-    found = [os.environ.get(variable), folder and f"{folder}/{name}"]
-    return next((Path(path) for path in found if path and Path(path).is_file()), None)
+    candidates = [os.environ.get(variable), folder and f"{folder}/{name}"]
+    return next((Path(path) for path in candidates if path and Path(path).is_file()), None)
 
 
 def permissive_definition(plural: str, group: str, version: str, kind: str, scope: str, path: Path) -> Path:
-    """A definition that takes anything: the shape of the real one is its controller's business."""
+    """Return a definition that accepts any fields."""
     schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     listed = {"name": version, "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
     names = {"plural": plural, "kind": kind, "singular": kind.lower(), "listKind": f"{kind}List"}
@@ -85,7 +85,7 @@ def permissive_definition(plural: str, group: str, version: str, kind: str, scop
 
 
 def missing() -> str | None:
-    """Why there can be no control plane here, in words; None: there can."""
+    """Return the reason why no control plane can run here, or None."""
     absent = [name for name in NAMES if asset(name) is None]
     if shutil.which("kubectl") is None:
         absent.append("kubectl")
@@ -102,7 +102,7 @@ def start_process(
     environment: Mapping[str, str] | None = None,
     inside: Inside = nullcontext,
 ) -> subprocess.Popen[bytes]:
-    """A server that ends with this thread's process, whatever happens to that; its output goes to ``log``."""
+    """Start a server that ends with the process of this thread; its output goes to ``log``."""
     with inside(), log.open("ab") as output:
         return subprocess.Popen(
             ["setpriv", "--pdeathsig", "KILL", *command],
@@ -114,13 +114,13 @@ def start_process(
         )
 
 
-def wait_for(what: Callable[[], Any], within: float, doing: str, every: float = 0.1) -> Any:
-    """What ``what`` returns once that is true; fails after ``within`` seconds, saying what it was about."""
+def wait_for(condition: Callable[[], Any], within: float, doing: str, every: float = 0.1) -> Any:
+    """Return the value of ``condition`` once it is true; fails after ``within`` seconds."""
     deadline = time.monotonic() + within
-    while not (found := what()):
+    while not (value := condition()):
         assert time.monotonic() < deadline, f"not within {within:g} s: {doing}"
         time.sleep(every)
-    return found
+    return value
 
 
 def free_ports(number: int, address: str, inside: Inside) -> list[int]:
@@ -128,15 +128,15 @@ def free_ports(number: int, address: str, inside: Inside) -> list[int]:
         probes = [socket.socket() for _ in range(number)]
         for probe in probes:
             probe.bind((address, 0))
-        found = [probe.getsockname()[1] for probe in probes]
+        ports = [probe.getsockname()[1] for probe in probes]
         for probe in probes:
             probe.close()
-    return found
+    return ports
 
 
 @dataclass
 class ControlPlane:
-    """Started and stopped by ``with``. ``address`` is one of the network that ``inside`` leads to."""
+    """A context manager. ``address`` belongs to the network that ``inside`` enters."""
 
     folder: Path
     address: str = "127.0.0.1"
@@ -177,15 +177,15 @@ class ControlPlane:
 
     @property
     def authority(self) -> Path:
-        """The certificate that signs the server's."""
+        """The certificate that signs that of the server."""
         return self.folder / "certificates" / "apiserver.crt"
 
     def api(self, user: str = "admin") -> Api:
-        """The API server, for one user."""
+        """Return the API of one user."""
         return Api(self.url, authority=self.authority, token=self.tokens[user], inside=self.inside)
 
     def kubeconfig(self, user: str = "admin", namespace: str = "default", **replaced: Any) -> Path:
-        """A file for KUBECONFIG; ``replaced``: another ``server`` or ``token``, more fields of the user."""
+        """Write a kubeconfig; ``replaced`` sets another ``server`` or ``token`` or more user fields."""
         path = self.folder / f"kubeconfig-{user}-{namespace}-{secrets.token_hex(3)}"
         server = replaced.pop("server", self.url)
         credentials = {"token": self.tokens[user], **replaced}
@@ -206,7 +206,7 @@ class ControlPlane:
         return path
 
     def kubectl(self, *arguments: str, stdin: str | None = None, check: bool = True) -> str:
-        """What kubectl prints, as the administrator."""
+        """Run kubectl as the administrator; return its output."""
         if not hasattr(self, "_admin"):
             self._admin = self.kubeconfig()
         with self.inside():
@@ -227,7 +227,7 @@ class ControlPlane:
         self.kubectl("apply", "--validate=false", "-f", "-", stdin=json.dumps(listed))
 
     def install(self, name: str, definition: Path | None) -> None:
-        """A custom resource, and wait until it can be used."""
+        """Install a custom resource and wait until it is usable."""
         assert definition is not None
         api = self.api()
         api.create(
@@ -242,13 +242,13 @@ class ControlPlane:
         wait_for(established, _START_S, f"{name} is established")
 
     def namespace(self, name: str) -> str:
-        """Make a namespace; returns its name when pods can be made there."""
+        """Create a namespace; return its name when pods can be created in it."""
         self.api().create("/api/v1/namespaces", {"metadata": {"name": name}})
         self._wait_for_service_account(name)
         return name
 
     def service_account(self, name: str, namespace: str) -> str:
-        """The token of a service account, made if it isn't there."""
+        """Return the token of a service account, created if missing."""
         path = f"/api/v1/namespaces/{namespace}/serviceaccounts"
         if not self.api().exists(f"{path}/{name}"):
             self.api().create(path, {"metadata": {"name": name}})
@@ -256,14 +256,14 @@ class ControlPlane:
         return str(answer["status"]["token"])
 
     def audit(self) -> list[Json]:
-        """What has been asked of the server so far by all but the administrator, requests' bodies with it."""
+        """Return the requests to the server by all users but the administrator, with bodies."""
         path = self.folder / "audit.log"
         return [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
 
     # -- processes -------------------------------------------------------------------------------------
 
     def start_api_server(self) -> None:
-        """Start it, also again after :meth:`stop_api_server`: same port, same keys, same objects."""
+        """Start it, also after :meth:`stop_api_server`, with the same port, keys and objects."""
         self._start(
             "kube-apiserver",
             f"--etcd-servers=http://{self.address}:{self._etcd_port}",
@@ -286,7 +286,7 @@ class ControlPlane:
         self._wait_until(self.api().ready, "kube-apiserver", "it is ready")
 
     def stop_api_server(self) -> None:
-        """As when its machine goes: connections are cut, and nothing listens any more."""
+        """Stop it as if its machine were lost: connections are cut and its port is closed."""
         process = self._processes.pop("kube-apiserver")
         process.kill()
         process.wait(10)
@@ -320,10 +320,10 @@ class ControlPlane:
         log = self.folder / f"{name}.log"
         self._processes[name] = start_process(command, log, inside=self.inside)
 
-    def _wait_until(self, what: Callable[[], bool], name: str, doing: str) -> None:
+    def _wait_until(self, condition: Callable[[], bool], name: str, doing: str) -> None:
         def done() -> bool:
             assert self._processes[name].poll() is None, f"{name} has ended:\n{self.log(name)[-3000:]}"
-            return what()
+            return condition()
 
         wait_for(done, _START_S, f"{name}: {doing}")
 

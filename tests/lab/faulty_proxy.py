@@ -1,4 +1,4 @@
-"""An HTTP server before another one, which can be slow or gone, answer 503, or take no credentials."""
+"""An HTTP proxy that can be slow or unreachable, respond with 503, or refuse credentials."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _BUSY = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.<
 
 @dataclass
 class Faults:
-    """What is wrong now; a test may change it at any time."""
+    """The current faults; a test may change them at any time."""
 
     busy_share: float = 0.0  # of the requests, answered 503
     delay_s: float = 0.0  # before each answer
@@ -61,7 +61,7 @@ def _handler(target: str, inside: Inside, faults: Faults) -> type[BaseHTTPReques
             self._answer(*self._ask_target(forwarded_headers, body))
 
         def _ask_target(self, headers: dict[str, str], body: bytes) -> _Answer:
-            """A connection that the target loses is not the fault that a test asks for: it is tried again."""
+            """Forward a request and retry if the target drops the connection, which is not a tested fault."""
             for _ in range(2):
                 with suppress(ConnectionError, http.client.HTTPException):
                     return self._ask_target_once(headers, body)
@@ -116,7 +116,7 @@ def _handler(target: str, inside: Inside, faults: Faults) -> type[BaseHTTPReques
                 self.wfile.write(content)
 
         def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-            """A test asks the faults what has happened."""
+            """Log nothing; tests read the faults instead."""
 
     return Handler
 
@@ -125,14 +125,14 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that has gone is no news."""
+        """Ignore clients that have disconnected."""
 
 
 @contextmanager
 def before(
     target: str, faults: Faults, *, address: str = "127.0.0.1", inside: Inside = nullcontext
 ) -> Iterator[str]:
-    """The address of a proxy before ``target`` (http://host:port)."""
+    """Yield the address of a proxy for ``target`` (http://host:port)."""
     with inside():
         server = _Server((address, 0), _handler(target, inside, faults))
     threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -1,4 +1,4 @@
-"""Ends what a test bed has started when the test process is gone, however it went.
+"""Cleanup of a test bed after the test process has ended for any reason.
 
 Reads lines from standard input:
 
@@ -24,34 +24,34 @@ LIMIT_S = 20.0
 
 
 def inside(namespaces: set[str]) -> list[int]:
-    """Processes in one of these network namespaces; nobody can hide in another's."""
-    found = []
+    """Return the processes in one of these network namespaces."""
+    processes_inside = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
             with contextlib.suppress(OSError):
                 if str((entry / "ns" / "net").readlink()) in namespaces:
-                    found.append(int(entry.name))
-    return found
+                    processes_inside.append(int(entry.name))
+    return processes_inside
 
 
 def name_of(descriptor: int) -> str:
-    """A namespace's name as ``readlink /proc/PID/ns/net`` gives it."""
+    """Return the name of a namespace in the format of ``readlink /proc/PID/ns/net``."""
     return f"net:[{os.fstat(descriptor).st_ino}]"
 
 
 def read_orders() -> tuple[set[str], list[Path]]:
-    """Namespaces and control groups that are left when the test process has gone."""
+    """Return namespaces and control groups left when the test process has ended."""
     held: dict[str, int] = {}
     cgroups = []
     for line in sys.stdin:
-        kind, value, *where = line.split()
+        kind, value, *target = line.split()
         if kind == "cgroup":
             cgroups.append(Path(value))
         elif kind == "released" and value in held:
             os.close(held.pop(value))
         elif kind == "namespace":
             with contextlib.suppress(OSError):  # it has gone meanwhile
-                descriptor = os.open(where[0], os.O_RDONLY)
+                descriptor = os.open(target[0], os.O_RDONLY)
                 if name_of(descriptor) == value:
                     held[value] = descriptor
                 else:
@@ -62,8 +62,8 @@ def read_orders() -> tuple[set[str], list[Path]]:
 def main() -> None:
     namespaces, cgroups = read_orders()
     deadline = time.monotonic() + LIMIT_S
-    while (left := inside(namespaces)) and time.monotonic() < deadline:
-        for pid in left:
+    while (leftover := inside(namespaces)) and time.monotonic() < deadline:
+        for pid in leftover:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""The parts of the Hugging Face Hub's API that a push uses, with the client's own requests, on 127.0.0.1."""
+"""The part of the Hugging Face Hub API that a push uses, with requests of the real client, on 127.0.0.1."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ USER, TOKEN = "tester", "hf_" + "aTokenOfThisTest" * 2
 
 
 class Hub(ThreadingHTTPServer):
-    """One account, its repositories, and what failures are asked for."""
+    """One account, its repositories, and requested failures."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
@@ -143,7 +143,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _oid(content: bytes | None) -> str | None:
-    """Git's name of a file's content."""
+    """Return the Git object id of a file."""
     if content is None:
         return None
     return hashlib.sha1(f"blob {len(content)}\0".encode() + content, usedforsecurity=False).hexdigest()
@@ -160,7 +160,7 @@ def running() -> Iterator[Hub]:
 
 
 def use(hub: Hub, monkeypatch: pytest.MonkeyPatch, token: str | None = TOKEN) -> None:
-    """Have this process's client ask ``hub``; other processes are told by HF_ENDPOINT."""
+    """Point the client of this process to ``hub``; other processes use HF_ENDPOINT."""
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "ENDPOINT", hub.url)

@@ -1,4 +1,4 @@
-"""What of JobSet's controller Metaflow relies on: child Jobs, their names in DNS, start order, the end.
+"""The part of the JobSet controller that Metaflow needs: child Jobs, DNS names, start order, completion.
 
 The Jobs themselves are run by the real controller. A pod that is deleted while it runs counts as failed, as
 it does since Kubernetes tracks a Job's pods by finalizers (1.26); the other one that a 1.20 Job starts then
@@ -63,10 +63,10 @@ class JobSets(Agent):
         if not self._api.exists(f"{path}/{name}"):
             self._api.create(path, service)
 
-    def _make_jobs(self, jobset: Json, replicated: Json, there: set[str]) -> None:
+    def _make_jobs(self, jobset: Json, replicated: Json, taken_names: set[str]) -> None:
         for index in range(replicated["replicas"]):
             job = _child(jobset, replicated, index)
-            if job["metadata"]["name"] not in there:
+            if job["metadata"]["name"] not in taken_names:
                 self._api.create(f"/apis/batch/v1/namespaces/{jobset['metadata']['namespace']}/jobs", job)
                 self.say(f"created {job['metadata']['name']}")
 
@@ -74,13 +74,13 @@ class JobSets(Agent):
         count: Json = {"name": name, **dict.fromkeys(_COUNTS, 0)}
         for job in jobs:
             owned = [pod for pod in pods if _label(pod, "job-key") == _label(job, "job-key")]
-            known = self._pods.setdefault(job["metadata"]["uid"], set())
+            pods_of_job = self._pods.setdefault(job["metadata"]["uid"], set())
             living = {pod["metadata"]["uid"] for pod in owned if not pod["metadata"].get("deletionTimestamp")}
-            lost = known - living
+            lost = pods_of_job - living
             if lost:
-                self._remove([pod for pod in owned if pod["metadata"]["uid"] in living - known])
+                self._remove([pod for pod in owned if pod["metadata"]["uid"] in living - pods_of_job])
             else:
-                known |= living
+                pods_of_job |= living
             status = job.get("status", {})
             if status.get("succeeded"):
                 count["succeeded"] += 1
@@ -154,8 +154,8 @@ def _path(job: Json) -> str:
 
 
 def _label(thing: Json, name: str) -> str | None:
-    found: str | None = thing["metadata"].get("labels", {}).get(f"{_GROUP}/{name}")
-    return found
+    label: str | None = thing["metadata"].get("labels", {}).get(f"{_GROUP}/{name}")
+    return label
 
 
 def _condition(thing: Json, kind: str) -> bool:

@@ -1,4 +1,4 @@
-"""A node for the API server of the tests: takes the pods that the scheduler gives it, and runs them.
+"""A node for the API server of the tests: accepts scheduled pods and runs them.
 
 What kubelet does and Metaflow or this project's code can see: environment from fields, secrets and config
 maps, limits, empty directories, deadlines, images that aren't there, evictions, exit codes and the end of
@@ -27,7 +27,7 @@ _ENDED = ("Succeeded", "Failed")
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """A machine as kubelet, the cloud's controller and the GPU feature discovery describe it."""
+    """A machine as described by kubelet, the cloud controller and GPU feature discovery."""
 
     name: str
     instance_type: str
@@ -68,7 +68,7 @@ class Node:
 
 @dataclass
 class _Running:
-    """A pod that this node has taken."""
+    """A pod accepted by this node."""
 
     pod: Pod | None = None  # None: its container waits
     began: float = 0.0
@@ -79,7 +79,7 @@ class _Running:
 
 
 class Kubelet(Agent):
-    """One node. ``images``: the images that can be pulled, each with the variables of its ENV."""
+    """One node. ``images``: images that can be pulled, each with its ENV variables."""
 
     def __init__(
         self, node: Node, api: Api, hub: Hub, images: Mapping[str, Mapping[str, str]], log: Path
@@ -100,18 +100,18 @@ class Kubelet(Agent):
         self._kill_all()
 
     def pods(self) -> list[Pod]:
-        """Those that run here now."""
-        taken = list(self._taken.values())
-        return [one.pod for one in taken if one.pod is not None and one.pod.poll() is None]
+        """The pods that are running here."""
+        pods_taken = list(self._taken.values())
+        return [one.pod for one in pods_taken if one.pod is not None and one.pod.poll() is None]
 
     def turn(self) -> None:
-        found = {
+        pods_by_uid = {
             pod["metadata"]["uid"]: pod
             for pod in self._api.items("/api/v1/pods", fieldSelector=f"spec.nodeName={self.node.name}")
         }
-        for uid in [uid for uid in self._taken if uid not in found]:
+        for uid in [uid for uid in self._taken if uid not in pods_by_uid]:
             self._kill(self._taken.pop(uid))  # deleted without grace: it has simply vanished
-        for uid, pod in found.items():
+        for uid, pod in pods_by_uid.items():
             if pod["metadata"].get("deletionTimestamp"):
                 self._terminate(pod, self._taken.setdefault(uid, _Running()))
             elif pod["status"].get("phase") in _ENDED:
@@ -122,7 +122,7 @@ class Kubelet(Agent):
     # -- faults ----------------------------------------------------------------------------------------
 
     def evict(self, name: str) -> None:
-        """End a pod as a node does that runs out of memory."""
+        """End a pod like a node that runs out of memory."""
         for pod in self._api.items("/api/v1/pods", fieldSelector=f"metadata.name={name}"):
             status = {
                 "phase": "Failed",
@@ -133,14 +133,14 @@ class Kubelet(Agent):
             self._api.patch(f"{_path(pod)}/status", {"status": status})
 
     def kill_for_memory(self, name: str) -> None:
-        """End a pod's container as the kernel does, with all its processes, when it is over its limit."""
+        """Kill a container like the kernel does above its memory limit."""
         for pod in self._api.items("/api/v1/pods", fieldSelector=f"metadata.name={name}"):
             terminated = {"exitCode": 137, "reason": "OOMKilled", "finishedAt": _now()}
             status = {"phase": "Failed", **_container(pod, {"terminated": terminated}, ready=False)}
             self._api.patch(f"{_path(pod)}/status", {"status": status}, "strategic-merge")
 
     def lose(self) -> None:
-        """The machine is gone, and sends nothing any more, no end of a connection either."""
+        """Lose the machine: it sends nothing any more, not even the end of a connection."""
         self.stop()
         for running in self.pods():
             for pid in running.pids()[:1]:
@@ -149,70 +149,76 @@ class Kubelet(Agent):
         self._kill_all()
 
     def forget(self) -> None:
-        """What the cloud's controller and the garbage collector for pods do minutes after :meth:`lose`."""
+        """Do what cloud controller and pod garbage collector do minutes after :meth:`lose`."""
         self._api.delete(self._path)
         for pod in self._api.items("/api/v1/pods", fieldSelector=f"spec.nodeName={self.node.name}"):
             self._api.delete(_path(pod), gracePeriodSeconds=0)
 
     # -- one pod ---------------------------------------------------------------------------------------
 
-    def _look_after(self, pod: Json, taken: _Running) -> None:
-        if taken.pod is None:
-            if time.monotonic() - taken.looked_at < _BACK_OFF_S:
+    def _look_after(self, pod: Json, running_pod: _Running) -> None:
+        if running_pod.pod is None:
+            if time.monotonic() - running_pod.looked_at < _BACK_OFF_S:
                 return
-            taken.looked_at = time.monotonic()
+            running_pod.looked_at = time.monotonic()
             try:
-                self._start(pod, taken)
+                self._start(pod, running_pod)
             except NotStartable as reason:
-                self._wait(pod, taken, reason)
+                self._wait(pod, running_pod, reason)
                 return
-        self._report(pod, taken, self._status(pod, taken))
+        self._report(pod, running_pod, self._status(pod, running_pod))
 
-    def _start(self, pod: Json, taken: _Running) -> None:
+    def _start(self, pod: Json, running_pod: _Running) -> None:
         image = pod["spec"]["containers"][0]["image"]
         if image not in self.images:
-            if taken.reported:
+            if running_pod.reported:
                 raise NotStartable("ImagePullBackOff", f'Back-off pulling image "{image}"')
             raise NotStartable("ErrImagePull", f'failed to resolve reference "{image}": not found')
         pod["status"]["hostIP"] = self._hub.address
         host, _, port = self._api.url.removeprefix("https://").partition(":")
         service = {"KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": port}
         spec = pod_spec(pod, self._api, {**self.images[image], **service})
-        taken.pod = self._hub.start(spec)
-        taken.began, taken.started_at = time.monotonic(), _now()
-        self.say(f"started {spec.name} in {taken.pod.folder}")
+        running_pod.pod = self._hub.start(spec)
+        running_pod.began, running_pod.started_at = time.monotonic(), _now()
+        self.say(f"started {spec.name} in {running_pod.pod.folder}")
 
-    def _status(self, pod: Json, taken: _Running) -> Json:
-        assert taken.pod is not None
+    def _status(self, pod: Json, running_pod: _Running) -> Json:
+        assert running_pod.pod is not None
         limit = pod["spec"].get("activeDeadlineSeconds")
-        ended = taken.pod.poll()
-        if ended is None and limit is not None and time.monotonic() - taken.began > limit:
-            self._kill(taken)
+        ended = running_pod.pod.poll()
+        if ended is None and limit is not None and time.monotonic() - running_pod.began > limit:
+            self._kill(running_pod)
             text = "Pod was active on the node longer than the specified deadline"
             return {"phase": "Failed", "reason": "DeadlineExceeded", "message": text}
-        common = {"podIP": taken.pod.ip, "podIPs": [{"ip": taken.pod.ip}], "hostIP": self._hub.address}
-        common["startTime"] = taken.started_at
+        common = {
+            "podIP": running_pod.pod.ip,
+            "podIPs": [{"ip": running_pod.pod.ip}],
+            "hostIP": self._hub.address,
+        }
+        common["startTime"] = running_pod.started_at
         if ended is None:
-            state: Json = {"running": {"startedAt": taken.started_at}}
+            state: Json = {"running": {"startedAt": running_pod.started_at}}
             return {**common, "phase": "Running", **_container(pod, state, ready=True)}
         terminated: Json = {"exitCode": ended.code, "reason": ended.reason}
-        terminated |= {"startedAt": taken.started_at, "finishedAt": _now()}
+        terminated |= {"startedAt": running_pod.started_at, "finishedAt": _now()}
         if ended.code and "FallbackToLogsOnError" in str(pod["spec"]["containers"][0]):
-            terminated["message"] = taken.pod.log.read_bytes()[-_MESSAGE_BYTES:].decode(errors="replace")
+            terminated["message"] = running_pod.pod.log.read_bytes()[-_MESSAGE_BYTES:].decode(
+                errors="replace"
+            )
         phase = "Failed" if ended.code else "Succeeded"
         return {**common, "phase": phase, **_container(pod, {"terminated": terminated}, ready=False)}
 
-    def _wait(self, pod: Json, taken: _Running, reason: NotStartable) -> None:
+    def _wait(self, pod: Json, running_pod: _Running, reason: NotStartable) -> None:
         waiting = {"waiting": {"reason": reason.reason, "message": reason.message}}
         status = {"phase": "Pending", "hostIP": self._hub.address, **_container(pod, waiting, ready=False)}
-        if status != taken.reported:
+        if status != running_pod.reported:
             self._event(pod, "Failed", reason.message)
-        self._report(pod, taken, status)
+        self._report(pod, running_pod, status)
 
-    def _report(self, pod: Json, taken: _Running, status: Json) -> None:
-        if status != taken.reported:
+    def _report(self, pod: Json, running_pod: _Running, status: Json) -> None:
+        if status != running_pod.reported:
             self._api.patch(f"{_path(pod)}/status", {"status": status}, "strategic-merge")
-            taken.reported = status
+            running_pod.reported = status
 
     def _event(self, pod: Json, reason: str, message: str) -> None:
         names = {key: pod["metadata"][key] for key in ("name", "namespace", "uid")}
@@ -230,32 +236,32 @@ class Kubelet(Agent):
             },
         )
 
-    def _terminate(self, pod: Json, taken: _Running) -> None:
-        """A deleted pod: its hook, its grace, its end. SIGTERM means nothing to a shell as process 1."""
-        if taken.pod is not None and taken.pod.poll() is None:
+    def _terminate(self, pod: Json, running_pod: _Running) -> None:
+        """End a deleted pod: hook, grace period, kill. A shell as process 1 ignores SIGTERM."""
+        if running_pod.pod is not None and running_pod.pod.poll() is None:
             grace_s = pod["metadata"].get("deletionGracePeriodSeconds") or 0
-            if grace_s and not taken.told_at:
-                taken.told_at = time.monotonic()
+            if grace_s and not running_pod.told_at:
+                running_pod.told_at = time.monotonic()
                 hook = pod["spec"]["containers"][0].get("lifecycle", {}).get("preStop", {})
-                taken.pod.run(hook.get("exec", {}).get("command", ()))
-            if time.monotonic() - taken.told_at < grace_s:
+                running_pod.pod.run(hook.get("exec", {}).get("command", ()))
+            if time.monotonic() - running_pod.told_at < grace_s:
                 return
-            self._kill(taken)
-        if taken.pod is not None:
-            self._report(pod, taken, self._status(pod, taken))
+            self._kill(running_pod)
+        if running_pod.pod is not None:
+            self._report(pod, running_pod, self._status(pod, running_pod))
         self._api.delete(_path(pod), gracePeriodSeconds=0)
 
-    def _kill(self, taken: _Running) -> None:
-        if taken.pod is not None and taken.pod.poll() is None:
-            taken.pod.kill()
+    def _kill(self, running_pod: _Running) -> None:
+        if running_pod.pod is not None and running_pod.pod.poll() is None:
+            running_pod.pod.kill()
 
     def _kill_all(self) -> None:
-        for taken in self._taken.values():
-            self._kill(taken)
+        for running_pod in self._taken.values():
+            self._kill(running_pod)
 
 
 def register(api: Api, node: Node, address: str) -> None:
-    """Make a node's object, as if it were there and ready."""
+    """Create the object of a node, as if it were ready."""
     path = f"/api/v1/nodes/{node.name}"
     api.create("/api/v1/nodes", node.manifest())
     api.patch(f"{path}/status", {"status": node.status(address)})

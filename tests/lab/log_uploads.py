@@ -1,4 +1,4 @@
-"""Pods and clients that send and follow logs less often than Metaflow's do.
+"""Less frequent uploads and polls of logs than by Metaflow, for pods and clients.
 
 A sidecar starts a Python that uploads a task's log whenever that has grown, every second or two at first.
 Each takes a second or two of a core, of which all pods here share a few. The process that submits a task

@@ -1,4 +1,4 @@
-"""How much memory a pod may use: by the kernel's control groups where they can be made here.
+"""Memory limits of pods, enforced by control groups if available.
 
 ``mechanism()`` says which of these a machine has. ``"cgroup v1"`` and ``"cgroup v2"``: the kernel refuses
 what is too much, as under a container runtime. ``"watched"``: nothing is refused, but the pod is killed soon
@@ -25,7 +25,7 @@ Mechanism = Literal["cgroup v1", "cgroup v2", "watched"]
 
 def _mounts() -> list[tuple[str, str, str]]:
     lines = Path("/proc/mounts").read_text().splitlines()
-    return [(words[1], words[2], words[3]) for words in map(str.split, lines)]
+    return [(columns[1], columns[2], columns[3]) for columns in map(str.split, lines)]
 
 
 def _own_path(controller: str) -> str:
@@ -37,15 +37,15 @@ def _own_path(controller: str) -> str:
 
 
 def _make(parent: Path) -> Path | None:
-    """A control group below ``parent`` that can limit memory; None where there can be none."""
-    made = parent / f"lab-{secrets.token_hex(4)}"
+    """Create a control group below ``parent`` that can limit memory; None if impossible."""
+    group = parent / f"lab-{secrets.token_hex(4)}"
     try:
-        made.mkdir()
+        group.mkdir()
     except OSError:
         return None
-    if any((made / name).exists() for name in ("memory.limit_in_bytes", "memory.max")):
-        return made
-    made.rmdir()
+    if any((group / name).exists() for name in ("memory.limit_in_bytes", "memory.max")):
+        return group
+    group.rmdir()
     return None
 
 
@@ -66,12 +66,12 @@ def _parent() -> tuple[Mechanism, Path | None]:
 
 
 def mechanism() -> Mechanism:
-    """What enforces a limit on this machine."""
+    """Return how limits are enforced on this machine."""
     return _parent()[0]
 
 
 class MemoryLimit:
-    """One pod's limit. ``join``: shell words with which the pod's first process enters it."""
+    """The limit of one pod. ``join``: shell commands with which its first process enters it."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
@@ -89,7 +89,7 @@ class MemoryLimit:
         return f"echo $$ > {self.cgroup}/cgroup.procs" if self.cgroup is not None else ":"
 
     def exceeded(self, namespace: str) -> bool:
-        """Whether a process of the pod was killed for memory, or (watched) the pod is to be killed for it.
+        """Return whether a process of the pod was killed for memory, or (watched) the pod must be killed.
 
         ``namespace``: the pod's network namespace as ``/proc/PID/ns/net`` names it.
         """
@@ -104,7 +104,7 @@ class MemoryLimit:
         return False
 
     def remove(self) -> None:
-        """Of a pod that has ended; its last processes may still be on their way out."""
+        """Remove the limit of an ended pod, whose last processes may still be exiting."""
         deadline = time.monotonic() + _ENDING_S
         while not self._removed() and time.monotonic() < deadline:  # later on the guardian tries once more
             time.sleep(0.05)

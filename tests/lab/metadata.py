@@ -1,4 +1,4 @@
-"""A stand-in for Metaflow's metadata service: as much of it as Metaflow 2.19.39's client uses.
+"""A simulated Metaflow metadata service, sufficient for the client of Metaflow 2.19.39.
 
 The real one needs PostgreSQL. This one keeps everything in memory, and its ids start where the test says:
 a service that has been in use for a while hands out long ones, a fresh one short ones.
@@ -30,11 +30,11 @@ Record = dict[str, Any]
 
 
 class Refused(Exception):  # noqa: N818
-    """An answer that is no success: its HTTP status."""
+    """An error response with its HTTP status."""
 
 
 class MetadataService:
-    """What was registered. Objects are kept by their paths, ``flows/F/runs/R/steps/S/tasks/T``."""
+    """Registered objects by path, ``flows/F/runs/R/steps/S/tasks/T``."""
 
     def __init__(self, first_id: int = FIRST_ID) -> None:
         self._ids = itertools.count(first_id)
@@ -46,7 +46,7 @@ class MetadataService:
         self.heartbeats: dict[str, float] = {}
 
     def get(self, path: str, query: dict[str, list[str]]) -> Any:
-        """What a GET answers."""
+        """Return the response to a GET."""
         with self._lock:
             if path in self.objects:
                 return self._shown(path)
@@ -70,7 +70,7 @@ class MetadataService:
         raise Refused(404)
 
     def post(self, path: str, body: Any) -> Any:
-        """What a POST answers, once it is done."""
+        """Carry out a POST and return its response."""
         with self._lock:
             parent, _, last = path.rpartition("/")
             if last == "heartbeat":
@@ -114,7 +114,7 @@ class MetadataService:
         return self._shown(path)
 
     def _shown(self, path: str) -> Record:
-        """Steps and tasks have their run's tags."""
+        """Return the object; steps and tasks have the tags of their run."""
         record, parts = self.objects[path], path.split("/")
         if len(parts) > 4:
             run = self.objects["/".join(parts[:4])]
@@ -126,22 +126,22 @@ class MetadataService:
         return [key for key in self.objects if key.startswith(f"{path}/") and key.count("/") == depth]
 
     def _artifacts_of(self, task: str, attempt: int | None = None) -> list[Record]:
-        """Of one attempt; None: of the last that has any."""
-        found = self.artifacts.get(task, [])
+        """Return the artifacts of an attempt, or of the last one that has any (None)."""
+        values = self.artifacts.get(task, [])
         if attempt is None:
-            attempt = max((artifact["attempt_id"] for artifact in found), default=0)
-        return [artifact for artifact in found if artifact["attempt_id"] == attempt]
+            attempt = max((artifact["attempt_id"] for artifact in values), default=0)
+        return [artifact for artifact in values if artifact["attempt_id"] == attempt]
 
     def _filtered(self, step: str, query: dict[str, list[str]]) -> list[str]:
-        """Path specs of a step's tasks with some metadata of that name and value."""
+        """Return path specs of tasks of a step with metadata of that name and value."""
         name, pattern = query.get("metadata_field_name", [None])[0], query.get("pattern", [".*"])[0]
-        found = []
+        filtered = []
         for path in self._children(f"{step}/tasks"):
             for record in self.metadata.get(path, [{"field_name": None, "value": ""}]):
                 if name in (None, record["field_name"]) and re.search(pattern, str(record["value"])):
-                    found.append("/".join(path.split("/")[1::2]))
+                    filtered.append("/".join(path.split("/")[1::2]))
                     break
-        return found
+        return filtered
 
 
 def _handler(service: MetadataService) -> type[BaseHTTPRequestHandler]:
@@ -190,14 +190,14 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Clients that are killed break their connections; that is nobody's fault here."""
+        """Ignore connections broken by killed clients."""
         if not isinstance(sys.exc_info()[1], ConnectionError):
             super().handle_error(request, client_address)
 
 
 @contextmanager
 def answer(hub: Hub, handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
-    """An HTTP server in the hub, and its address."""
+    """Serve HTTP in the hub; yields the address."""
     with hub.inside():
         server = _Server((hub.address, 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -210,6 +210,6 @@ def answer(hub: Hub, handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
 
 @contextmanager
 def serve(hub: Hub, service: MetadataService | None = None) -> Iterator[str]:
-    """The service in the hub, and its address: METAFLOW_SERVICE_URL."""
+    """Serve the service in the hub; yields its address, METAFLOW_SERVICE_URL."""
     with answer(hub, _handler(service or MetadataService())) as url:
         yield url

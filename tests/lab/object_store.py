@@ -1,4 +1,4 @@
-"""S3 on this machine (moto's server), and what makes it Metaflow's datastore."""
+"""A local S3 (moto server) as the datastore of Metaflow."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _START_S = 60.0
 
 
 class ObjectStore:
-    """Started and stopped by ``with``. ``address`` is one of the network that ``inside`` leads to."""
+    """A context manager. ``address`` belongs to the network that ``inside`` enters."""
 
     def __init__(
         self,
@@ -54,11 +54,11 @@ class ObjectStore:
         self._process.wait(10)
 
     def credentials(self) -> dict[str, str]:
-        """What an AWS SDK needs; a pod would have it from its service account."""
+        """Return the variables of an AWS SDK; pods would get them from their service account."""
         return {**self.keys, "AWS_DEFAULT_REGION": REGION, "AWS_EC2_METADATA_DISABLED": "true"}
 
     def environment(self, url: str | None = None) -> dict[str, str]:
-        """What makes this Metaflow's datastore; ``url``: of a proxy before it."""
+        """Return the variables of a Metaflow datastore; ``url``: address of a proxy."""
         return {
             **self.credentials(),
             "METAFLOW_S3_ENDPOINT_URL": url or self.url,
@@ -70,7 +70,7 @@ class ObjectStore:
         }
 
     def objects(self) -> dict[str, bytes]:
-        """All that is in the store, by key."""
+        """Return all objects by key."""
         with self._inside():
             client = self._client()
             pages = client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET)

@@ -1,4 +1,4 @@
-"""A pod as the API server has it -> the pod to be run: what kubelet resolves before a container starts."""
+"""Conversion of a pod of the API server into a pod to run, as kubelet does before a container starts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _UNITS["Ti"] = 2**40
 
 
 class NotStartable(Exception):  # noqa: N818 - it is no error of the agent's
-    """Why the container waits: ``reason`` and ``message`` as kubelet puts them into the pod's status."""
+    """The reason why a container waits: ``reason`` and ``message`` as in the status of the pod."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -25,33 +25,33 @@ class NotStartable(Exception):  # noqa: N818 - it is no error of the agent's
 
 
 def quantity(text: str | int) -> float:
-    """A Kubernetes quantity as a number: 64Gi, 1600000.0M, 500m."""
+    """Parse a Kubernetes quantity: 64Gi, 1600000.0M, 500m."""
     match = re.fullmatch(r"([0-9.]+)([A-Za-z]*)", str(text))
     if match is None or match[2] not in _UNITS:
         raise ValueError(f"{text!r} is not a quantity")
     return float(match[1]) * _UNITS[match[2]]
 
 
-def pod_spec(pod: Json, api: Api, more: Mapping[str, str]) -> PodSpec:
-    """Raises NotStartable where kubelet would let the container wait. ``more``: under the pod's variables."""
+def pod_spec(pod: Json, api: Api, base_variables: Mapping[str, str]) -> PodSpec:
+    """Convert a pod; raises NotStartable if kubelet would let it wait. ``base_variables``: defaults."""
     spec, container = pod["spec"], pod["spec"]["containers"][0]
     names = _names(pod)
     limit = container.get("resources", {}).get("limits", {}).get("memory")
-    shared, others = _volumes(spec, container)
+    shared, other_volumes = _volumes(spec, container)
     return PodSpec(
         name=pod["metadata"]["name"],
         hostname=names[0],
         aliases=tuple(names[1:]),
         command=(*container.get("command", ()), *container.get("args", ())),
-        environment={**more, **_environment(pod, container, api)},
+        environment={**base_variables, **_environment(pod, container, api)},
         memory_bytes=int(quantity(limit)) if limit is not None else None,
         shm_bytes=shared,
-        empty_dirs=others,
+        empty_dirs=other_volumes,
     )
 
 
 def _names(pod: Json) -> list[str]:
-    """The host name, then the names in the cluster's DNS that a headless service gives it."""
+    """Return the host name and the DNS names that a headless service gives the pod."""
     spec, metadata = pod["spec"], pod["metadata"]
     short = spec.get("hostname") or metadata["name"][:63]
     if not spec.get("subdomain"):
@@ -70,22 +70,22 @@ def _names(pod: Json) -> list[str]:
 
 
 def _environment(pod: Json, container: Json, api: Api) -> dict[str, str]:
-    found: dict[str, str] = {}
+    variables: dict[str, str] = {}
     for source in container.get("envFrom", ()):
         for kind in ("secretRef", "configMapRef"):
             if kind in source:
-                found |= _keys(api, pod["metadata"]["namespace"], kind, source[kind]["name"])
+                variables |= _keys(api, pod["metadata"]["namespace"], kind, source[kind]["name"])
     for variable in container.get("env", ()):
         origin = variable.get("valueFrom")
         if origin is None:
-            found[variable["name"]] = variable.get("value", "")
+            variables[variable["name"]] = variable.get("value", "")
         elif "fieldRef" in origin:
-            found[variable["name"]] = _field(pod, origin["fieldRef"]["fieldPath"])
+            variables[variable["name"]] = _field(pod, origin["fieldRef"]["fieldPath"])
         else:
             (kind,) = origin
             keys = _keys(api, pod["metadata"]["namespace"], kind, origin[kind]["name"])
-            found[variable["name"]] = keys[origin[kind]["key"]]
-    return found
+            variables[variable["name"]] = keys[origin[kind]["key"]]
+    return variables
 
 
 def _keys(api: Api, namespace: str, kind: str, name: str) -> dict[str, str]:
@@ -96,24 +96,24 @@ def _keys(api: Api, namespace: str, kind: str, name: str) -> dict[str, str]:
     except ApiError as error:
         if error.status != 404:
             raise
-        what = "secret" if secret else "configmap"
-        raise NotStartable("CreateContainerConfigError", f'{what} "{name}" not found') from None
+        source_key = "secret" if secret else "configmap"
+        raise NotStartable("CreateContainerConfigError", f'{source_key} "{name}" not found') from None
     return {key: base64.b64decode(value).decode() if secret else value for key, value in data.items()}
 
 
 def _field(pod: Json, path: str) -> str:
     if match := _INDEXED.fullmatch(path):
         return str(pod["metadata"].get(match[1], {}).get(match[2], ""))
-    found: Any = pod
+    field_value: Any = pod
     for part in path.split("."):
-        found = found[part]
-    return str(found)
+        field_value = field_value[part]
+    return str(field_value)
 
 
 def _volumes(spec: Json, container: Json) -> tuple[int | None, dict[str, int | None]]:
-    """Bytes of /dev/shm, and the other empty directories."""
+    """Return the bytes of /dev/shm, and the other empty directories."""
     volumes = {volume["name"]: volume for volume in spec.get("volumes", ())}
-    shared, others = None, dict[str, "int | None"]()
+    shared, other_volumes = None, dict[str, "int | None"]()
     for mount in container.get("volumeMounts", ()):
         empty = volumes[mount["name"]].get("emptyDir")
         if empty is None:
@@ -122,5 +122,5 @@ def _volumes(spec: Json, container: Json) -> tuple[int | None, dict[str, int | N
         if mount["mountPath"] == "/dev/shm":
             shared = size
         else:
-            others[mount["mountPath"]] = size if empty.get("medium") == "Memory" else None
-    return shared, others
+            other_volumes[mount["mountPath"]] = size if empty.get("medium") == "Memory" else None
+    return shared, other_volumes

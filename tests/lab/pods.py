@@ -1,4 +1,4 @@
-"""Pods as processes: a network of one's own for each, and a Python that hasn't got this project's packages.
+"""Pods as processes: each with its own network, and a Python without the packages of this project.
 
 A pod is a command in new network, process, mount, host name and IPC namespaces, as a container runtime
 makes them: its own IP address on a bridge, its own /tmp (where its home is) and /dev/shm, the rest of the
@@ -65,7 +65,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True, kw_only=True)
 class PodSpec:
-    """What a pod is made of."""
+    """The specification of a pod."""
 
     name: str
     hostname: str
@@ -80,7 +80,7 @@ class PodSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class Exit:
-    """How a pod has ended."""
+    """The end of a pod."""
 
     code: int  # 128 + signal where one has ended it
     reason: Literal["OOMKilled", "Error", "Completed"]
@@ -92,21 +92,21 @@ def _setns(descriptor: int) -> None:
 
 
 def _new_namespace() -> int:
-    """A file descriptor of a new network namespace, which lives as long as that, or a process in it."""
-    made: list[int | OSError] = []
+    """Return a file descriptor of a new network namespace, which lives as long as the descriptor."""
+    namespaces_made: list[int | OSError] = []
 
     def make() -> None:  # in a thread, because that changes the namespace of the thread that does it
         if _LIBC.unshare(_CLONE_NEWNET):
-            made.append(OSError(ctypes.get_errno(), "unshare"))
+            namespaces_made.append(OSError(ctypes.get_errno(), "unshare"))
         else:
-            made.append(os.open("/proc/thread-self/ns/net", os.O_RDONLY))
+            namespaces_made.append(os.open("/proc/thread-self/ns/net", os.O_RDONLY))
 
     thread = threading.Thread(target=make)
     thread.start()
     thread.join()
-    if isinstance(made[0], OSError):
-        raise made[0]
-    return made[0]
+    if isinstance(namespaces_made[0], OSError):
+        raise namespaces_made[0]
+    return namespaces_made[0]
 
 
 def _path(descriptor: int) -> str:
@@ -114,7 +114,7 @@ def _path(descriptor: int) -> str:
 
 
 class Pod:
-    """A pod that was started."""
+    """A started pod."""
 
     def __init__(
         self,
@@ -150,24 +150,24 @@ class Pod:
         return ["sh", "-ec", f'{join}; exec "$@"', "sh", *enter, str(self._script())]
 
     def _script(self) -> Path:
-        """What is done in the new namespaces before the command starts."""
-        spec, own = self.spec, self.folder
-        tmp = own / "tmp"
+        """Return the commands run in the new namespaces before the command of the pod."""
+        spec, pod_paths = self.spec, self.folder
+        tmp = pod_paths / "tmp"
         (tmp / "home").mkdir(parents=True)
         mounts = [
             ["mount", "-t", "proc", "proc", "/proc"],
             ["mount", "--bind", "/", "/"],
             ["mount", "-o", "remount,bind,ro", "/"],
         ]
-        mounts += [["mount", "--bind", str(own.parent / name), f"/etc/{name}"] for name in Hub.ETC]
+        mounts += [["mount", "--bind", str(pod_paths.parent / name), f"/etc/{name}"] for name in Hub.ETC]
         for path in (PYTHON, CODE_CACHE):
             name = Path(path).name
             (tmp / name).mkdir()
-            mounts.append(["mount", "--bind", str(own.parent / name), str(tmp / name)])
+            mounts.append(["mount", "--bind", str(pod_paths.parent / name), str(tmp / name)])
         for folder in folders_below_tmp():
-            kept = tmp / folder.relative_to("/tmp")
-            kept.mkdir(parents=True, exist_ok=True)
-            mounts.append(["mount", "--bind", str(folder), str(kept)])
+            copied_path = tmp / folder.relative_to("/tmp")
+            copied_path.mkdir(parents=True, exist_ok=True)
+            mounts.append(["mount", "--bind", str(folder), str(copied_path)])
         mounts.append(["mount", "--rbind", str(tmp), "/tmp"])
         mounts += [["mount", "-o", "remount,bind,rw", path] for path in ("/tmp", CODE_CACHE)]
         sizes = {"/dev/shm": spec.shm_bytes or 64 * 2**20, **spec.empty_dirs}
@@ -184,18 +184,18 @@ class Pod:
         variables = {**IMAGE_ENVIRONMENT, "HOSTNAME": spec.hostname, **spec.environment}
         start = ["env", "-i", *(f"{name}={value}" for name, value in variables.items()), *spec.command]
         lines = [shlex.join(each) for each in (*mounts, ["hostname", spec.hostname], ["cd", HOME])]
-        script = own / "start.sh"
+        script = pod_paths / "start.sh"
         script.touch(mode=0o600)  # it holds the environment
         script.write_text("\n".join([*lines, f"exec {shlex.join(start)}", ""]))
         return script
 
     def poll(self) -> Exit | None:
-        """How it has ended; None while it runs."""
+        """Return how the pod has ended, or None while it runs."""
         with self._lock:
             return self._exit
 
     def wait(self, limit_s: float) -> Exit:
-        """Raises TimeoutError where it has not ended within the limit."""
+        """Wait for the end; raises TimeoutError at the limit."""
         deadline = time.monotonic() + limit_s
         while (ended := self.poll()) is None:
             if time.monotonic() > deadline:
@@ -204,7 +204,7 @@ class Pod:
         return ended
 
     def kill(self, grace_s: float = 0.0) -> None:
-        """SIGTERM to its first process, and SIGKILL to all of them when the grace is over."""
+        """Send SIGTERM to the first process, and SIGKILL to all after the grace period."""
         if grace_s > 0:
             self._signal(signal.SIGTERM)
             with contextlib.suppress(TimeoutError):
@@ -214,21 +214,21 @@ class Pod:
             time.sleep(_LOOK_S)
 
     def run(self, command: Sequence[str]) -> None:
-        """Run a command in it, as kubelet runs a hook, and wait for that."""
+        """Run a command inside the pod, like a hook of kubelet, and wait for it."""
         for first in psutil.Process(self._process.pid).children() if command else ():
             # Its root is its own: another mount lies on that of its namespace
             inside = ["--pid", "--mount", "--net", "--uts", "--ipc", "--root", "--wd"]
             subprocess.run(["nsenter", "--target", str(first.pid), *inside, *command], check=False)
 
     def pids(self) -> list[int]:
-        """Its processes, as this machine numbers them."""
+        """Return its processes with the ids of this machine."""
         with self._lock:
             if self._exit is not None:
                 return self._left
             return [pid for pid in guardian.inside({self._name}) if pid != self._process.pid]
 
     def _signal(self, number: signal.Signals) -> None:
-        """To the first process; when that ends the kernel kills all others of the pod."""
+        """Signal the first process; when it ends, the kernel kills the others."""
         with contextlib.suppress(psutil.Error):
             for child in psutil.Process(self._process.pid).children():
                 child.send_signal(number)
@@ -246,11 +246,11 @@ class Pod:
         code = 128 - code if code < 0 else code
         reason: Literal["OOMKilled", "Error", "Completed"] = "Error" if code else "Completed"
         ended = Exit(code=137, reason="OOMKilled") if out_of_memory else Exit(code=code, reason=reason)
-        left = self.pids()
+        leftover = self.pids()
         self._release(self._name)
         os.close(self._namespace)  # its network goes with it
         with self._lock:
-            self._left, self._exit = left, ended
+            self._left, self._exit = leftover, ended
 
 
 def folders_below_tmp() -> list[Path]:
@@ -263,12 +263,12 @@ def folders_below_tmp() -> list[Path]:
 
 
 class Hub:
-    """The network that pods, servers and clients share; a context manager. Threads may share it."""
+    """The network shared by pods, servers and clients; a context manager, safe for threads."""
 
     ETC: tuple[str, ...] = ("hosts", "resolv.conf", "nsswitch.conf")
 
     def __init__(self, folder: Path) -> None:
-        """``folder``: an empty one, for what belongs to the pods: ``folder/NAME.N`` is a pod's own."""
+        """``folder``: an empty folder for the files of pods, ``folder/NAME.N`` each."""
         self.folder = folder
         self.address = ADDRESS
         self.pods: list[Pod] = []
@@ -305,7 +305,7 @@ class Hub:
         self.close()
 
     def close(self) -> None:
-        """Nothing is left: no process, namespace or control group."""
+        """Remove all processes, namespaces and control groups."""
         assert self._guardian.stdin is not None
         self._guardian.stdin.close()
         self._guardian.wait(guardian.LIMIT_S + 10)
@@ -315,17 +315,17 @@ class Hub:
             os.close(descriptor)
 
     def _make_image(self) -> None:
-        """A Python with everything that this one has installed, but not this project."""
+        """Create a Python with all packages installed here except this project."""
         for name, content in zip(self.ETC, ("", "", "hosts: files\n"), strict=True):
             (self.folder / name).write_text(content)  # no name server: an unknown name is so at once
         python = self.folder / "python"
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(python)], check=True)
-        (own,) = (python / "lib").glob("python*/site-packages")
+        (site_packages,) = (python / "lib").glob("python*/site-packages")
         # Folders named by a .pth file are not searched for more of them: an editable install isn't found.
-        (own / "image.pth").write_text(sysconfig.get_path("purelib") + "\n")
-        small_engine.install(own)  # for runs that ask for it
-        code_cache.install(own, home=HOME, cache=CODE_CACHE)
-        log_uploads.install(own)
+        (site_packages / "image.pth").write_text(sysconfig.get_path("purelib") + "\n")
+        small_engine.install(site_packages)  # for runs that ask for it
+        code_cache.install(site_packages, home=HOME, cache=CODE_CACHE)
+        log_uploads.install(site_packages)
         (self.folder / Path(CODE_CACHE).name).mkdir()
         self._write_hosts()
 
@@ -335,10 +335,10 @@ class Hub:
             file.write("\n".join(lines) + "\n")
             file.truncate()
 
-    def _guard(self, *words: str) -> None:
+    def _guard(self, *arguments: str) -> None:
         assert self._guardian.stdin is not None
         with self._lock, contextlib.suppress(ValueError):  # closed: it is at work already
-            self._guardian.stdin.write(" ".join(words) + "\n")
+            self._guardian.stdin.write(" ".join(arguments) + "\n")
             self._guardian.stdin.flush()
 
     def _ip(self, *arguments: str, inside: int | None = None) -> None:
@@ -346,7 +346,7 @@ class Hub:
         do("nsenter", f"--net={_path(namespace)}", "ip", *arguments)
 
     def start(self, spec: PodSpec) -> Pod:
-        """Start a pod. Its names are known to all pods, those that run already too."""
+        """Start a pod. Its names become known to all pods."""
         with self._lock:
             number = next(self._numbers)
         ip = f"198.18.{number // 250 + 1}.{number % 250 + 1}"
@@ -375,7 +375,7 @@ class Hub:
 
     @property
     def environment(self) -> dict[str, str]:
-        """This process's own, without what would lead a client out of the hub."""
+        """Return the environment of this process without variables that bypass the hub."""
         return {
             name: value
             for name, value in os.environ.items()
@@ -383,11 +383,11 @@ class Hub:
         }
 
     def popen(
-        self, arguments: Sequence[str], env: Mapping[str, str] | None = None, **more: Any
+        self, arguments: Sequence[str], env: Mapping[str, str] | None = None, **overrides: Any
     ) -> subprocess.Popen[Any]:
-        """Start a process inside; killed when the hub is closed. ``more``: as for subprocess.Popen."""
+        """Start a process inside; killed when the hub is closed. ``overrides``: for subprocess.Popen."""
         command = ["nsenter", f"--net={_path(self._namespace)}", *arguments]
-        return subprocess.Popen(command, env=dict(self.environment if env is None else env), **more)
+        return subprocess.Popen(command, env=dict(self.environment if env is None else env), **overrides)
 
     def run(
         self,
@@ -398,7 +398,7 @@ class Hub:
         stdout: int | IO[str] = subprocess.PIPE,
         **more: Any,
     ) -> subprocess.CompletedProcess[str]:
-        """Run a process inside to its end; standard error goes where standard output goes."""
+        """Run a process inside the hub to its end; standard error is merged into standard output."""
         process = self.popen(arguments, env, stdout=stdout, stderr=subprocess.STDOUT, text=True, **more)
         try:
             output, _ = process.communicate(timeout=timeout)
@@ -410,7 +410,7 @@ class Hub:
 
     @contextlib.contextmanager
     def inside(self) -> Iterator[None]:
-        """This thread's new sockets are in the hub: for a server that is a thread, or a client here.
+        """Create new sockets of this thread in the hub: for servers in threads and for clients.
 
         A socket stays where it was made, so only its making has to be in the block.
         """

@@ -1,4 +1,4 @@
-"""Runs of flows whose ranks make steps and checkpoints without training: seconds instead of a minute.
+"""Runs whose ranks make steps and checkpoints without training, in seconds instead of a minute.
 
 A run is planned, prepared and refused as any other with torchtune. Where its settings say ``SMALL``, its
 ranks run :class:`tests.launchers.gang.engines.Steps`, by the option ``--engine`` of ``launchers.run.worker``,
@@ -25,7 +25,7 @@ if "launchers.run.worker" in words:
 
 
 def install(folder: Path) -> Path:
-    """Put it into a folder of modules that a run's Pythons see: a site-packages, or one of PYTHONPATH."""
+    """Install it into a folder on the path of the Pythons of a run."""
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(_ENGINES, folder / "small_engine_of_tests.py")
     (folder / "sitecustomize.py").write_text(_SITE)

@@ -1,4 +1,4 @@
-"""What a pod of the test bed can and cannot do: what the tests on clusters build on."""
+"""Capabilities and limits of pods of the test bed."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
-    with Hub(tmp_path_factory.mktemp("hub")) as made:
-        yield made
+    with Hub(tmp_path_factory.mktemp("hub")) as machines:
+        yield machines
 
 
 Say = Callable[..., tuple[Exit, str]]
 
 
 @pytest.fixture
-def say(hub: Hub) -> Say:
-    """Run a shell line in a pod: how it ended, and what it printed."""
+def run_in_pod(hub: Hub) -> Say:
+    """Run a shell line in a pod; return exit and output."""
 
-    def run(line: str, **more: Any) -> tuple[Exit, str]:
-        spec = {"name": "p", "hostname": "p", "command": ("bash", "-c", line)} | more
+    def run(line: str, **overrides: Any) -> tuple[Exit, str]:
+        spec = {"name": "p", "hostname": "p", "command": ("bash", "-c", line)} | overrides
         pod = hub.start(PodSpec(**spec))
         ended = pod.wait(60)
         return ended, pod.log.read_text()
@@ -41,9 +41,9 @@ def say(hub: Hub) -> Say:
     return run
 
 
-def test_a_pod_cannot_change_the_machine(say: Say) -> None:
+def test_a_pod_cannot_change_the_machine(run_in_pod: Say) -> None:
     target = ROOT / "written-by-a-pod"
-    ended, printed = say(f"touch '{target}' /etc/hosts2")
+    ended, printed = run_in_pod(f"touch '{target}' /etc/hosts2")
     assert ended.code == 1
     assert printed.count("Read-only file system") == 2
     assert not target.exists()
@@ -87,9 +87,9 @@ def test_pods_end_with_the_test_process(tmp_path: Path) -> None:
     try:
         line = test.stdout.readline()
         assert line.startswith("up")
-        own = {process.pid for process in psutil.Process(test.pid).children(recursive=True)}
+        child_pids = {process.pid for process in psutil.Process(test.pid).children(recursive=True)}
         sleeping = [p for p in psutil.process_iter(["name"]) if p.info["name"] == "sleep"]
-        doomed = [process for process in sleeping if process.pid in own]
+        doomed = [process for process in sleeping if process.pid in child_pids]
         assert len(doomed) == 2
     finally:
         test.kill()

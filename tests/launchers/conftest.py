@@ -1,4 +1,4 @@
-"""Shared by all tests of launchers."""
+"""Fixtures shared by all tests of launchers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 @pytest.fixture(scope="session", autouse=True)
 def one_tokenizer() -> Iterator[None]:
-    """Train tiny-llama's tokenizer, which takes seconds, once per process of the tests."""
+    """Train the tokenizer of tiny-llama, which takes seconds, once per test process."""
     from launchers.models import tiny_llama
 
     with pytest.MonkeyPatch.context() as patched:

@@ -14,12 +14,12 @@ from tests.slurm import lab
 
 @pytest.fixture(scope="module")
 def slurm() -> Iterator[lab.Lab]:
-    """Two nodes. The folder's path is short: a socket lies in it (108 characters at most)."""
+    """Two nodes. The path of the folder is short because of a socket (at most 108 characters)."""
     why = lab.missing()
     if why is not None:
         pytest.skip(why)
     with (
         tempfile.TemporaryDirectory(prefix="slurm-") as folder,
-        contextlib.closing(lab.Lab(Path(folder) / "lab")) as made,
+        contextlib.closing(lab.Lab(Path(folder) / "lab")) as slurm_lab,
     ):
-        yield made
+        yield slurm_lab

@@ -1,4 +1,4 @@
-"""A real Slurm on one machine: Debian's slurmctld and a slurmd for each node, in network namespaces.
+"""A real Slurm on one machine: slurmctld of Debian and one slurmd per node, in network namespaces.
 
 Host 0 has the controller and takes commands, hosts 1 and up are the nodes. All files lie in one folder,
 munge's key and socket too; all processes end with the one that has started them.
@@ -56,7 +56,7 @@ PROLOG = '#!/bin/sh\necho "export CHECKLIST_HOST_ID=$SLURMD_NODENAME"\n'
 
 
 def missing() -> str | None:
-    """Why there can be no Slurm here, in words; None: there can."""
+    """Return the reason why Slurm cannot run here, or None."""
     os.environ["PATH"] += os.pathsep + "/usr/sbin"
     absent = [name for name in DAEMONS if shutil.which(name) is None]
     if absent:
@@ -105,19 +105,19 @@ class Lab:
         self.wait_until((self.folder / "munge.sock").exists, 20, "munged listens")
 
     def start_node(self, node: int) -> None:
-        """Start a node's slurmd."""
+        """Start slurmd of a node."""
         self._start(f"slurmd-{node}", node, "slurmd", "-D", "-N", f"h{node}")
 
     def lose_node(self, node: int) -> None:
-        """All processes of a node are gone at once, as when it loses power."""
+        """Kill all processes of a node at once, as in a power failure."""
         for pid in self._bed.pids(node):
             os.kill(pid, signal.SIGKILL)
         self._daemons.pop(f"slurmd-{node}").wait(timeout=10)
 
-    def command(self, *words: str, check: bool = True, **environment: str) -> str:
-        """What a command prints on the host that users are on."""
+    def command(self, *arguments: str, check: bool = True, **environment: str) -> str:
+        """Run a command on the login host; return its output."""
         done = subprocess.run(
-            self._on(0, words),
+            self._on(0, arguments),
             env=self._environment | environment,
             cwd=self.folder,
             capture_output=True,
@@ -126,26 +126,26 @@ class Lab:
             check=False,
         )
         if check and done.returncode:
-            raise RuntimeError(f"{' '.join(words)}: {done.stderr.strip()}")
+            raise RuntimeError(f"{' '.join(arguments)}: {done.stderr.strip()}")
         return done.stdout
 
-    def submit(self, *words: str, **environment: str) -> int:
-        """``sbatch WORDS``; returns the job's number. Its output goes to ``job-NUMBER.txt`` in the folder."""
+    def submit(self, *arguments: str, **environment: str) -> int:
+        """Run ``sbatch`` and return the job number. Output goes to ``job-NUMBER.txt`` in the folder."""
         output = f"--output={self.folder}/job-%j.txt"
-        return int(self.command("sbatch", "--parsable", output, *words, check=True, **environment))
+        return int(self.command("sbatch", "--parsable", output, *arguments, check=True, **environment))
 
     def job(self, number: int) -> dict[str, str]:
-        """What Slurm knows of a job."""
+        """Return the state of a job in Slurm."""
         text = self.command("scontrol", "show", "job", "-o", str(number))
         return dict(re.findall(r"(\w+)=(\S*)", text))
 
     def output(self, number: int) -> str:
-        """What the job has printed."""
+        """Return the output of the job."""
         file = self.folder / f"job-{number}.txt"
         return file.read_text(errors="replace") if file.exists() else ""
 
     def wait_for(self, number: int, limit_s: float) -> tuple[str, int]:
-        """Wait for a job's end; its state and its script's exit status."""
+        """Wait for the end of a job; return its state and the exit status of its script."""
         ended: dict[str, str] = {}
 
         def over() -> bool:
@@ -157,21 +157,21 @@ class Lab:
         return ended["JobState"], int(ended["ExitCode"].partition(":")[0])
 
     def wait_until(
-        self, true: Callable[[], bool], limit_s: float, what: str, more: Callable[[], str] = str
+        self, true: Callable[[], bool], limit_s: float, log_name: str, progress: Callable[[], str] = str
     ) -> None:
-        """Wait until something holds; TimeoutError with the daemons' logs where it does not."""
+        """Wait for a condition; raises TimeoutError with the logs of the daemons."""
         deadline = time.monotonic() + limit_s
         while not true():
             if time.monotonic() > deadline:
-                raise TimeoutError(f"{limit_s:g} s, and not: {what}\n{more()}\n{self._logs()}")
+                raise TimeoutError(f"{limit_s:g} s, and not: {log_name}\n{progress()}\n{self._logs()}")
             time.sleep(0.2)
 
     def states(self) -> set[str]:
-        """The states of the nodes."""
+        """Return the states of the nodes."""
         return set(self.command("sinfo", "-h", "-N", "-o", "%T", check=False).split())
 
     def close(self) -> None:
-        """End all that was started."""
+        """End all started processes."""
         for process in self._daemons.values():
             process.terminate()
         deadline = time.monotonic() + 10
@@ -184,14 +184,14 @@ class Lab:
             process.wait()
         self._bed.close()
 
-    def _on(self, host: int, words: Sequence[str]) -> list[str]:
+    def _on(self, host: int, arguments: Sequence[str]) -> list[str]:
         prefix = ["ip", "netns", "exec", self._bed.name(host), "unshare", "--uts"]
-        return [*prefix, "sh", "-c", f'hostname h{host} && exec "$@"', "sh", *words]
+        return [*prefix, "sh", "-c", f'hostname h{host} && exec "$@"', "sh", *arguments]
 
-    def _start(self, name: str, host: int, *words: str) -> None:
+    def _start(self, name: str, host: int, *arguments: str) -> None:
         with (self.folder / f"{name}.txt").open("ab") as log:
             self._daemons[name] = subprocess.Popen(
-                ["setpriv", "--pdeathsig", "KILL", *self._on(host, words)],
+                ["setpriv", "--pdeathsig", "KILL", *self._on(host, arguments)],
                 env=self._environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -59,8 +59,8 @@ exit "${STATUS:-0}"
 """
 
 
-def sbatch(script: str, folder: Path, *arguments: str, **more: str) -> tuple[int, list[str]]:
-    """The exit status of a script with a stand-in of srun, and the words that srun was given."""
+def sbatch(script: str, folder: Path, *arguments: str, **variables: str) -> tuple[int, list[str]]:
+    """Return the exit status of a script with a simulated srun, and the arguments of srun."""
     for name, text in (("srun", SRUN), ("scontrol", 'echo "$*" >> requeued\n'), ("sleep", "")):
         (folder / name).write_text(text if text == SRUN else f"#!/bin/bash\n{text}")
         (folder / name).chmod(0o755)
@@ -69,7 +69,7 @@ def sbatch(script: str, folder: Path, *arguments: str, **more: str) -> tuple[int
         "SAID": str(folder / "said"),
         "SLURM_JOB_ID": "7",
         "SLURM_SUBMIT_DIR": str(folder),
-        **more,
+        **variables,
     }
     command = ["bash", str(SCRIPTS / script), "--set", "model=tiny-llama", *arguments]
     done = subprocess.run(
@@ -90,13 +90,13 @@ def test_a_named_container_and_site_variables_are_used(script: str, module: str,
     hook = tmp_path / "nccl.sh"
     hook.write_text("export NCCL_IB_HCA=mlx5_0,mlx5_3\n")
     image = {"FINETUNE_IMAGE": "/shared/a b.sqsh", "FINETUNE_NCCL_HOOK": str(hook)}
-    status, words = sbatch(script, tmp_path, **image)
+    status, arguments = sbatch(script, tmp_path, **image)
     assert status == 0
-    assert "--container-image=/shared/a b.sqsh" in words
-    assert f"--container-mounts={tmp_path}:{tmp_path}" in words
-    assert f"--container-workdir={tmp_path}" in words
-    assert words.index("--container-image=/shared/a b.sqsh") < words.index("python")
-    assert words[-1] == "hca=mlx5_0,mlx5_3"
+    assert "--container-image=/shared/a b.sqsh" in arguments
+    assert f"--container-mounts={tmp_path}:{tmp_path}" in arguments
+    assert f"--container-workdir={tmp_path}" in arguments
+    assert arguments.index("--container-image=/shared/a b.sqsh") < arguments.index("python")
+    assert arguments[-1] == "hca=mlx5_0,mlx5_3"
     assert "--container-mounts=/a:/a" in sbatch(script, tmp_path, **image, FINETUNE_MOUNTS="/a:/a")[1]
     (tmp_path / "said").unlink()
     assert sbatch(script, tmp_path, FINETUNE_NCCL_HOOK=str(tmp_path / "none")) == (2, [])
@@ -104,28 +104,28 @@ def test_a_named_container_and_site_variables_are_used(script: str, module: str,
 
 def test_an_apptainer_image_runs_the_command_and_array_tasks_have_their_own_settings(tmp_path: Path) -> None:
     image = {"FINETUNE_IMAGE": "/shared/train.sif", "FINETUNE_MOUNTS": "/a:/a", "SLURM_ARRAY_TASK_ID": "3"}
-    status, words = sbatch("finetune.sbatch", tmp_path, "--settings", "sweep/%a.yaml", **image)
+    status, arguments = sbatch("finetune.sbatch", tmp_path, "--settings", "sweep/%a.yaml", **image)
     assert status == 0
-    start = words.index("apptainer")
+    start = arguments.index("apptainer")
     command = ["exec", "--nv", "--bind", "/a:/a", "--pwd", str(tmp_path), "/shared/train.sif", "python"]
-    assert words[start + 1 : start + 1 + len(command)] == command
-    assert "sweep/3.yaml" in words
-    assert not [word for word in words if word.startswith("--container")]
+    assert arguments[start + 1 : start + 1 + len(command)] == command
+    assert "sweep/3.yaml" in arguments
+    assert not [word for word in arguments if word.startswith("--container")]
     assert "sweep/%a.yaml" in sbatch("finetune.sbatch", tmp_path, "--settings", "sweep/%a.yaml")[1]
 
 
 def test_one_cpu_for_all_processes_of_a_node_is_refused(tmp_path: Path) -> None:
     one_cpu = {"SLURM_CPUS_ON_NODE": "1", "SLURM_GPUS_ON_NODE": "8"}
     assert sbatch("finetune.sbatch", tmp_path, **one_cpu) == (2, [])
-    status, words = sbatch("finetune.sbatch", tmp_path, **one_cpu | {"SLURM_CPUS_ON_NODE": "96"})
-    assert (status, "launchers" in words) == (0, True)
+    status, arguments = sbatch("finetune.sbatch", tmp_path, **one_cpu | {"SLURM_CPUS_ON_NODE": "96"})
+    assert (status, "launchers" in arguments) == (0, True)
 
 
-def test_failures_use_up_retries_but_the_time_limit_does_not(tmp_path: Path) -> None:
+def test_failures_use_up_retries_and_reaching_the_time_limit_does_not(tmp_path: Path) -> None:
     requeued = tmp_path / "requeued"
 
     def ended(status: int) -> tuple[int, int]:
-        """The script's exit status, and how often the job was put back until now."""
+        """Return the exit status of the script, and how often the job was requeued."""
         done, _ = sbatch("finetune.sbatch", tmp_path, STATUS=str(status), FINETUNE_MAX_RESTARTS="2")
         return done, requeued.read_text().count("requeue 7") if requeued.exists() else 0
 
@@ -135,7 +135,7 @@ def test_failures_use_up_retries_but_the_time_limit_does_not(tmp_path: Path) -> 
     assert not list(tmp_path.glob("*.failures"))
 
 
-def pbs(folder: Path, nodes: list[str], **more: str) -> subprocess.CompletedProcess[str]:
+def pbs(folder: Path, nodes: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
     (folder / "pbs-nodes").write_text("".join(f"{node}\n{node}\n" for node in nodes))
     environment = {
         "PATH": f"{folder}:/usr/sbin:/usr/bin:/sbin:/bin",
@@ -146,7 +146,7 @@ def pbs(folder: Path, nodes: list[str], **more: str) -> subprocess.CompletedProc
         "FINETUNE_PYTHON": sys.executable,
         "FINETUNE_WORK_DIR": str(folder / "work"),
         "PYTHONPATH": str(ROOT),
-        **more,
+        **variables,
     }
     return subprocess.run(
         ["bash", str(SCRIPTS / "finetune.pbs")],
@@ -180,13 +180,13 @@ def bed() -> Iterator[netns.Bed]:
     why = netns.missing()
     if why is not None:
         pytest.skip(why)
-    with contextlib.closing(netns.Bed(2, rate="10gbit")) as made:
-        yield made
+    with contextlib.closing(netns.Bed(2, rate="10gbit")) as network_bed:
+        yield network_bed
 
 
 @pytest.mark.slow
 def test_pbsdsh_runs_the_command_on_each_host_and_the_hosts_join(bed: netns.Bed, tmp_path: Path) -> None:
-    """PBS is no package of Debian's: only pbsdsh is stood in for; the hosts have networks of their own."""
+    """Debian has no PBS package: only pbsdsh is simulated; hosts have their own networks."""
     pbsdsh = tmp_path / "pbsdsh"
     pbsdsh.write_text(PBSDSH.format(names=" ".join(bed.name(host) for host in range(2))))
     pbsdsh.chmod(0o755)
@@ -199,7 +199,7 @@ def test_pbsdsh_runs_the_command_on_each_host_and_the_hosts_join(bed: netns.Bed,
 
 
 def test_kubeflow_trainer_variables_give_the_node_rank() -> None:
-    """The command of the Kubeflow Trainer example, with what its torch policy sets in each pod."""
+    """The command of the Kubeflow Trainer example, with the variables of its torch policy."""
     runtime, job = yaml.safe_load_all(TRAINER.read_text())
     assert job["spec"]["runtimeRef"]["name"] == runtime["metadata"]["name"]
     (node,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]

@@ -1,4 +1,4 @@
-"""The shipped sbatch scripts on a real Slurm: two nodes train, are stopped, are lost, and go on.
+"""The shipped sbatch scripts on a real Slurm: two nodes train, are stopped or lost, and resume.
 
 The ranks of the run that is stopped don't train (tests.lab.small_engine).
 """
@@ -28,12 +28,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 @pytest.fixture
 def shared(tmp_path: Path) -> Path:
-    """A folder that all nodes see, with data in it."""
+    """A folder with data that all nodes see."""
     write_sums(tmp_path / "sums.jsonl")
     return tmp_path
 
 
-def submit(slurm: Lab, shared: Path, *arguments: str, script: str = "finetune", **more: str) -> int:
+def submit(slurm: Lab, shared: Path, *arguments: str, script: str = "finetune", **variables: str) -> int:
     environment = {
         "FINETUNE_PYTHON": sys.executable,
         "FINETUNE_WORK_DIR": str(shared / "work"),
@@ -41,7 +41,9 @@ def submit(slurm: Lab, shared: Path, *arguments: str, script: str = "finetune", 
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": f"{ROOT}:{small_engine.install(shared / 'site')}",
     }
-    return slurm.submit("--nodes=2", str(SCRIPTS / f"{script}.sbatch"), *arguments, **environment, **more)
+    return slurm.submit(
+        "--nodes=2", str(SCRIPTS / f"{script}.sbatch"), *arguments, **environment, **variables
+    )
 
 
 def test_two_nodes_train_and_export_a_model_with_its_settings(slurm: Lab, shared: Path) -> None:
@@ -55,13 +57,13 @@ def test_two_nodes_train_and_export_a_model_with_its_settings(slurm: Lab, shared
     assert "engine torchtune, backend gloo, world 2, scheduler slurm, host h1" in job_output
     assert "rank 1 (node 1, local 0): cpu" in job_output
     assert re.search(r"peak memory of a process: predicted .* GiB .*, measured \d", job_output)
-    assert "2 node(s), each: no GPU, 2 CPU" in job_output
-    found = json.loads((output / "metrics.json").read_text())
-    losses = [step["loss"] for step in found["steps"]]
+    assert "2 nodes, each: no GPU, 2 CPU" in job_output
+    metrics = json.loads((output / "metrics.json").read_text())
+    losses = [step["loss"] for step in metrics["steps"]]
     assert len(losses) == 8
     assert losses[-1] < losses[0]
-    assert found["measured"]["memory_peak_bytes"] > 100 * 2**20
-    assert found["evaluation"]["finetuned"]["loss"] < found["evaluation"]["base"]["loss"]
+    assert metrics["measured"]["memory_peak_bytes"] > 100 * 2**20
+    assert metrics["evaluation"]["finetuned"]["loss"] < metrics["evaluation"]["base"]["loss"]
     assert json.loads((output / "plan.json").read_text())["layout"]["nodes"] == 2
     assert (output / "settings.yaml").exists()
     assert (output / "model" / "model.safetensors").stat().st_size > 2**20
@@ -72,9 +74,9 @@ def test_two_nodes_train_and_export_a_model_with_its_settings(slurm: Lab, shared
     ]
     assert not list((shared / "work").glob("*/*")), "nothing is left in the work folders"
 
-    again = submit(slurm, shared, *arguments)
-    assert slurm.wait_for(again, LIMIT_S) == ("FAILED", 2)
-    assert f"already contains a finished model of job {job}" in slurm.output(again)
+    second_job = submit(slurm, shared, *arguments)
+    assert slurm.wait_for(second_job, LIMIT_S) == ("FAILED", 2)
+    assert f"already contains a finished model of job {job}" in slurm.output(second_job)
 
 
 @pytest.mark.nightly
@@ -126,16 +128,16 @@ def test_stopped_jobs_and_jobs_that_lost_a_node_resume_from_checkpoints(slurm: L
     slurm.start_node(2)
 
     assert slurm.wait_for(job, LIMIT_S) == ("COMPLETED", 0), slurm.output(job)
-    found = json.loads((output / "metrics.json").read_text())
+    metrics = json.loads((output / "metrics.json").read_text())
     assert ended < 120
-    assert found["attempts"] == 4
-    assert found["resumed_from"] > 0
-    assert [step["step"] for step in found["steps"]] == list(range(1, 61)), "no step is missing or double"
+    assert metrics["attempts"] == 4
+    assert metrics["resumed_from"] > 0
+    assert [step["step"] for step in metrics["steps"]] == list(range(1, 61)), "no step is missing or double"
     assert (output / "model" / "model.safetensors").exists()
 
 
 def wait_for_checkpoint(slurm: Lab, job: int, output: Path, attempt: int) -> None:
-    """Until this attempt has committed one."""
+    """Wait until this attempt has committed a checkpoint."""
     pattern = f"run/checkpoints/*/*/step-*.{attempt}/checkpoint.json"
     slurm.wait_until(
         lambda: any(output.glob(pattern)),
@@ -161,8 +163,8 @@ def test_the_checklist_judges_the_nodes_and_its_status_is_the_verdict(slurm: Lab
     job = submit(slurm, shared, *checks, script="checklist", CHECKLIST_RESULT=str(result))
     state, status = slurm.wait_for(job, LIMIT_S)
     job_output = slurm.output(job)
-    found = json.loads(result.read_text())
-    assert found["verdict"] in ("PASS", "WARN"), job_output
+    checklist_result = json.loads(result.read_text())
+    assert checklist_result["verdict"] in ("PASS", "WARN"), job_output
     assert (state, status) == ("COMPLETED", 0), job_output
     assert {"h1", "h2"} <= set(re.findall(r'"(h\d)"', result.read_text()))
     assert "mesh" in job_output

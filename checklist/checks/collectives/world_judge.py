@@ -183,13 +183,13 @@ def bandwidth(context: JudgingContext) -> Judgment:
     findings: list[Finding] = []
     records: Records = []
     expectations = _expectations(context, large)
-    beyond = _contradicted(context, large, expectations)
+    contradicted = _contradicted(context, large, expectations)
     for item, expected in zip(large, expectations, strict=True):
         name, value = f"{item.op} {item.dtype}", float(item.busbw_gbytes_per_s or 0)
         largest = _is_largest(item, large)
         if largest:
             records.append(Measured(name, item.bytes, value, "GB/s"))
-        if beyond is not None:
+        if contradicted is not None:
             expected = None
         comparison = compare(
             value,
@@ -211,7 +211,7 @@ def bandwidth(context: JudgingContext) -> Judgment:
             title += f"; {pattern}." if pattern else "."
             findings.append(finding("bandwidth", code, comparison.level, title, file=topology))
     findings.sort(key=lambda fault: fault.verdict != "FAIL")  # the headline shows the gravest size
-    return _judge_figures(context, "bandwidth", figures, findings, records, beyond)
+    return _judge_figures(context, "bandwidth", figures, findings, records, contradicted)
 
 
 def _expectations(context: JudgingContext, items: Sequence[Collective]) -> list[Expectation | None]:
@@ -270,16 +270,16 @@ def _judge_figures(
     figures: list[Figure],
     findings: list[Finding],
     records: Records,
-    beyond: Expectation | None = None,
+    contradicted: Expectation | None = None,
 ) -> Judgment:
-    """Decide a check from its figures. ``beyond``: an expectation that a figure is too fast for."""
+    """Decide a check from its figures. ``contradicted``: an expectation that a figure is too fast for."""
     judged = [figure for figure in figures if figure.basis != "none"]
     # Compared with more than its own history
     speed_known = any(figure.basis in ("floor", "expectation") for figure in figures)
     if check == "bandwidth" and context.several_gpu_nodes and not findings and not speed_known:
         return no_verdict(
             check,
-            _unknown_speed(context, judged, beyond),
+            _unknown_speed(context, judged, contradicted),
             measured=True,
             nodes=context.all_names,
             figures=figures,
@@ -301,11 +301,13 @@ def _judge_figures(
     )
 
 
-def _unknown_speed(context: JudgingContext, judged: list[Figure], beyond: Expectation | None) -> str:
+def _unknown_speed(context: JudgingContext, judged: list[Figure], contradicted: Expectation | None) -> str:
     """Explain why there is no expected speed."""
     missing = "the range is"
-    if beyond is not None:
-        missing = f"it is faster than the known links allow ({beyond.arithmetic}), so the links in use are"
+    if contradicted is not None:
+        missing = (
+            f"it is faster than the known links allow ({contradicted.arithmetic}), so the links in use are"
+        )
     elif context.wiring.network_gbytes_per_s is None:
         missing = "the rate of the network's ports is"
     note = " It is as fast as in earlier runs, which may have been slow too." if judged else ""

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from estimator.hardware.visible_gpus import VARIABLE, whole_gpus
+from estimator.hardware.visible_gpus import VARIABLE, complete_gpus
 
 T = TypeVar("T")
 Field = int | tuple[int, int]  # field number, optionally with a link number
@@ -42,7 +42,7 @@ def visible(nvml: Any) -> list[Any]:
     """Return handles in CUDA's order for this process."""
     handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
     uuids = [text(nvml.nvmlDeviceGetUUID(handle)) for handle in handles]
-    return [handles[number] for number in whole_gpus(os.environ.get(VARIABLE), uuids)]
+    return [handles[number] for number in complete_gpus(os.environ.get(VARIABLE), uuids)]
 
 
 def optional(query: Callable[[], T], nvml: Any) -> T | None:

@@ -13,11 +13,11 @@ from checklist.result import Figure, Finding
 from estimator.formatting import format_bytes
 
 THROTTLED = 0.25  # share of the quota's periods in which it was used up
-LEAST_PERIODS = 10  # fewer, of mostly 100 ms, say little
-PEERS = 3  # nodes of a kind from which one with less than the others is found
+LEAST_PERIODS = 10  # minimum number of quota periods (mostly 100 ms each) to judge
+PEERS = 3  # minimum number of nodes of a kind for a comparison
 BELOW_PEERS = 0.8  # share of the peers' median
 BUSY, BUSIER = 0.5, 2.0  # runnable processes per CPU before the checks, and multiple of the peers' median
-RANK_BYTES = 1 << 30  # torch and NCCL in one process take up to this
+RANK_BYTES = 1 << 30  # maximum memory of torch and NCCL in one process
 
 
 def host_limits(context: JudgingContext) -> Judgment:
@@ -112,7 +112,7 @@ def _busy(context: JudgingContext, hosts: list[Facts]) -> list[Finding]:
 
 
 def _memory_bandwidth(context: JudgingContext) -> dict[int, float]:
-    """Return GB/s of host memory copies by node, of GPU nodes; on others it depends on what else runs."""
+    """Return GB/s of host memory copies by GPU node; empty without GPUs, where other load affects them."""
     return {
         context.nodes_by_rank[local.rank]: local.value
         for local in context.measurements.locals

@@ -114,7 +114,10 @@ def _choice(nic: Nic, reason: str, route: str | None, route_to: str) -> Choice:
 
 
 def _matches(name: str, setting: str, backend: str) -> bool:
-    """NCCL's syntax: prefixes, ``=`` exact names, ``^`` all but these. gloo's: exact names."""
+    """Whether an interface matches the variable's value.
+
+    NCCL: prefixes; ``=`` for exact names, ``^`` to exclude. gloo: exact names.
+    """
     exclude, exact = setting.startswith("^"), backend == "gloo"
     text = setting.lstrip("^")
     if text.startswith("="):

@@ -16,7 +16,7 @@ WITNESSES = 2  # minimum number of other nodes with the port up; a single one ma
 RATE_SHARE = 0.9  # of the machine type's rate; virtual functions may report a little less
 _UP = "ACTIVE"  # INIT: a link without a subnet manager; ARMED: a link before activation
 _OFF = "Disabled"
-_ELSEWHERE, _BESIDE = "on the other nodes", "other ports of its model"
+_OTHER_NODES, _SAME_NODE = "on the other nodes", "other ports of its model"
 
 
 def rdma_ports(context: JudgingContext) -> list[Finding]:
@@ -39,11 +39,11 @@ def rdma_ports(context: JudgingContext) -> list[Finding]:
         for port in ports:
             same_port = ports_by_key[kinds.get(node), port.model, port.name]
             peers = [peer for peer_node, peer in same_port.items() if peer_node != node]
-            where = _ELSEWHERE if peers else _BESIDE
+            where = _OTHER_NODES if peers else _SAME_NODE
             board = (port.model, port.layer)
             peers = peers or [one for one in ports if one is not port and (one.model, one.layer) == board]
-            gravity: Gravity = "FAIL" if where == _ELSEWHERE and len(peers) >= WITNESSES else "WARN"
-            switched_off = where == _BESIDE and port.physical == _OFF
+            gravity: Gravity = "FAIL" if where == _OTHER_NODES and len(peers) >= WITNESSES else "WARN"
+            switched_off = where == _SAME_NODE and port.physical == _OFF
             mostly_up = peers and 2 * sum(peer.state == _UP for peer in peers) >= len(peers)
             if port.state not in (None, _UP) and mostly_up and not switched_off:
                 down[gravity, where].append(f"{port.name} ({port.state}, {port.physical})")
@@ -88,7 +88,7 @@ def rates(context: JudgingContext) -> str:
 
 def _title(name: str, state: str, where: str, ports: list[str]) -> str:
     ports_words, verb = ("ports", "are") if len(ports) > 1 else ("port", "is")
-    comparison = f"{where} not" if where == _ELSEWHERE else f"{where} are not"
+    comparison = f"{where} not" if where == _OTHER_NODES else f"{where} are not"
     return f"{name}: RDMA {ports_words} {shorten(tuple(ports))} {verb} {state}, {comparison}."
 
 

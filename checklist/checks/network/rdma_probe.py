@@ -25,15 +25,15 @@ def _port(port: Path) -> RdmaPort:
         name=f"{device.name}/{port.name}",
         # Prefer the board to the chip, because cards of different rates share a chip
         model=_read(device / "board_id") or _read(device / "hca_type"),
-        state=_named(_read(port / "state")),
-        physical=_named(_read(port / "phys_state")),
+        state=_state_name(_read(port / "state")),
+        physical=_state_name(_read(port / "phys_state")),
         gbps=_rate(_read(port / "rate")),
         layer=_read(port / "link_layer"),
     )
 
 
-def _named(text: str | None) -> str | None:
-    """Return the name in "4: ACTIVE"."""
+def _state_name(text: str | None) -> str | None:
+    """Parse the name of a state such as "4: ACTIVE"."""
     return None if text is None else text.partition(":")[2].strip() or text
 
 

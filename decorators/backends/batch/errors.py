@@ -9,7 +9,7 @@ from estimator.errors import UserError
 def explain(error: Exception, running_job: str) -> UserError:
     """Convert an AWS error, or a failure to reach AWS, to a problem and advice.
 
-    ``left``: id of a submitted job that could not be terminated; empty if there is none.
+    ``running_job``: id of a submitted job that could not be terminated; empty if there is none.
     """
     failure = failure_of(error)
     terminate = f"The job still runs. End it: aws batch terminate-job --job-id {running_job} --reason stopped"

@@ -17,7 +17,7 @@ from decorators.backends.kubernetes import images
 from decorators.backends.tables import Quota
 from estimator import hardware
 from estimator.aws_errors import failure_of
-from estimator.formatting import format_bytes
+from estimator.formatting import format_bytes, format_count
 from estimator.hardware.cluster.api import Clock
 from estimator.plan import MIB, Request
 
@@ -207,13 +207,15 @@ def _refusal(preflight: _Preflight, item: Mapping[str, Any]) -> str | None:
     vcpu_limit = resources.get("maxvCpus")
     required = _vcpus(resources, request, minimum)
     if vcpu_limit is not None and vcpu_limit < required:
-        return f"maxvCpus is {vcpu_limit}, {request.nodes} node(s) need {required}"
+        return f"maxvCpus is {vcpu_limit}, {format_count(request.nodes, 'node')} need {required}"
     return None
 
 
 def _report_unusable(preflight: _Preflight) -> None:
     request = preflight.request
-    requested = f"{request.nodes} node(s) of {request.gpus}" if request.gpus_per_node else "the step"
+    requested = (
+        f"{format_count(request.nodes, 'node')} of {request.gpus}" if request.gpus_per_node else "the step"
+    )
     rows = [row.detail for row in preflight.findings.rows if row.check == "compute environment"]
     preflight.findings.no("compute environment", f"none can run {requested} ({'; '.join(rows)})", INFRA)
 

@@ -84,7 +84,7 @@ def fit(
         else:
             rejections[verdict] += 1
             blocking_taints += [taint for taint in node.taints if verdict.startswith(UNTOLERATED)]
-    candidates, spot = _marked_alike(candidates, request)
+    candidates, spot = _with_common_spot_label(candidates, request)
     selected, labels = _by_selector(candidates, request)
     zones = Counter(item.node.labels[ZONE] for item in selected if ZONE in item.node.labels)
     one_zone = next((zone for zone, count in zones.most_common(1) if count >= request.nodes > 1), None)
@@ -136,7 +136,7 @@ def _sized(node: Node, group: ClusterNodes | None, criteria: _Criteria) -> _Cand
     for name, count in criteria.extended:
         if node.allocatable.get(name, 0.0) < count:
             return f"with {node.allocatable.get(name, 0.0):g} of {count:g} {name}"
-    used_tolerations, taint = criteria.rules.fence(node.taints, gpus=bool(request.gpus_per_node))
+    used_tolerations, taint = criteria.rules.match_taints(node.taints, gpus=bool(request.gpus_per_node))
     if taint:
         return f"{UNTOLERATED} {taint[0]}"
     return _Candidate(node=node, group=group, tolerations=used_tolerations)
@@ -150,10 +150,10 @@ def _pod_resources(node: Node, daemons: PodResources) -> PodResources:
     )
 
 
-def _marked_alike(
+def _with_common_spot_label(
     candidates: list[_Candidate], request: Request
 ) -> tuple[list[_Candidate], SpotLabel | None]:
-    """Return the spot nodes with the most frequent label, as a selector names one, and that label."""
+    """Return the spot nodes with the most frequent spot label, and that label: a selector names one."""
     labels = Counter(tables.spot_label_on(item.node.labels) for item in candidates)
     if not request.spot or not labels:
         return candidates, None
@@ -180,7 +180,7 @@ def _by_selector(
 def _selectors(item: _Candidate) -> list[tuple[tuple[str, str], ...]]:
     """Return label sets of the node that identify its GPU type, those of the table first."""
     node_labels = item.node.labels.items()
-    if item.group is not None and is_part(item.group.gpu.name):  # all that sets its nodes apart from others
+    if item.group is not None and is_part(item.group.gpu.name):  # no other labels tell its nodes apart
         named = tuple((key, value) for key, value in node_labels if key in LABELS_OF_PARTS)
         return [named or ((INSTANCE_TYPE, item.node.labels.get(INSTANCE_TYPE, "")),)]
     table_labels = [

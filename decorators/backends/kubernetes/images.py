@@ -14,7 +14,7 @@ from estimator.hardware.cluster.api import Clock
 from estimator.untrusted import parse_json
 
 MAX_MANIFEST_BYTES = 4 * 2**20  # the limit that registries set for manifests
-UNREADABLE = (ValueError, TypeError, LookupError, AttributeError)  # of a manifest that is none
+UNREADABLE = (ValueError, TypeError, LookupError, AttributeError)  # errors from an invalid manifest
 HUB = "registry-1.docker.io"
 TYPES = ", ".join(
     (
@@ -25,7 +25,7 @@ TYPES = ", ".join(
     )
 )
 # registries that Docker also contacts without TLS
-_MAX_ANSWER_BYTES = 2**20  # of a token server, whose tokens have a few KB
+_MAX_ANSWER_BYTES = 2**20  # limit of a token server's response; tokens have a few KB
 _LOCAL_REGISTRY = re.compile(r"(localhost|127\.0\.0\.1)(:|$)")
 _PLAIN = re.compile(r"^(docker\.io/)?(library/)?python(:|$)")
 

@@ -21,13 +21,13 @@ from estimator.formatting import format_bytes
 from estimator.hardware.catalogue.parts import is_part
 from estimator.hardware.cluster import pods as cluster_pods
 from estimator.hardware.cluster import tables as cluster_tables
-from estimator.hardware.cluster.api import ApiRefusedError, ClusterApi, Json, UnreachableError, found_at
+from estimator.hardware.cluster.api import ApiRefusedError, ClusterApi, Json, UnreachableError, get_or_none
 from estimator.hardware.cluster.machines import group
 from estimator.hardware.cluster.nodes import GPUS, RULE, Node, read_nodes
 from estimator.hardware.cluster.pods import PodRules
 from estimator.hardware.cluster.pools import CAPACITY_TYPE, Growth, could_grow, read_autoscalers, refusal
 from estimator.hardware.cluster.tables import PodResources, SpotLabel
-from estimator.hardware.cluster.taints import Toleration, is_of_table, opening
+from estimator.hardware.cluster.taints import Toleration, is_gpu_toleration, toleration_option
 from estimator.plan import Request
 
 DEVICE_PLUGIN = f"kubectl apply -f {tables.release('NVIDIA device plugin').manifest}"
@@ -57,7 +57,7 @@ class PodSettings(PodRules):
         tolerate_gpu_taints = "tolerations" not in destination.user_values
         tolerations = tuple(Toleration.of(item) for item in values.get("tolerations") or ())
         if gpus and tolerate_gpu_taints:  # some tolerations of the table may have been set by this package
-            tolerations = tuple(item for item in tolerations if not is_of_table(item))
+            tolerations = tuple(item for item in tolerations if not is_gpu_toleration(item))
         extended = (
             values.get("extended_resources") if "extended_resources" in destination.user_values else None
         )
@@ -91,7 +91,7 @@ class Preflight:
 
     def find(self, path: str) -> Json | None:
         """Return the object at a path; None if the cluster has none."""
-        return found_at(self.api.get, path)
+        return get_or_none(self.api.get, path)
 
     def namespaced(self, kind: str, name: str = "", group: str = "") -> str:
         root = f"/apis/{group}" if group else "/api/v1"
@@ -138,18 +138,23 @@ def check_nodes(preflight: Preflight) -> ClusterFacts:
         archs=archs_of(node for node in nodes if node.unavailable is None),
         cpu_tolerations=cpu_tolerations,
         tolerations=tuple(dict.fromkeys((*facts.tolerations, *growth.tolerations))),
-        spot=facts.spot or _mark_of(growth, preflight.request),
+        spot=facts.spot or _spot_label_of_growth(growth, preflight.request),
     )
 
 
 def _cpu_tolerations(preflight: Preflight, nodes: list[Node]) -> tuple[Toleration, ...]:
-    """Return what steps without GPUs must tolerate where every node has a taint of GPU nodes.
+    """Return the tolerations of steps without GPUs on a cluster where every node has a GPU taint.
 
-    Empty if a node has none, or if an autoscaler could add one: GPU nodes are then left to GPU steps.
+    Empty if a node has no GPU taint, or an autoscaler could add such a node: GPU nodes are then left to
+    GPU steps.
     """
     pods = preflight.pods
-    fences = [pods.fence(node.taints, gpus=True) for node in nodes if node.unavailable is None]
-    free = [node for node in nodes if node.unavailable is None and not pods.fence(node.taints, gpus=False)[1]]
+    fences = [pods.match_taints(node.taints, gpus=True) for node in nodes if node.unavailable is None]
+    free = [
+        node
+        for node in nodes
+        if node.unavailable is None and not pods.match_taints(node.taints, gpus=False)[1]
+    ]
     needed = tuple(
         dict.fromkeys(each for tolerations, closed in fences if not closed for each in tolerations)
     )
@@ -163,12 +168,12 @@ def _cpu_tolerations(preflight: Preflight, nodes: list[Node]) -> tuple[Toleratio
     except (ApiRefusedError, UnreachableError):
         return needed
     pools = any(refusal(pool, anything, pods) is None for pool in scalers.pools)
-    if pools or any(group.now == 0 < group.most for group in scalers.groups):
+    if pools or any(group.nodes == 0 < group.max_nodes for group in scalers.groups):
         return ()
     return needed
 
 
-def _mark_of(growth: Growth, request: Request) -> SpotLabel | None:
+def _spot_label_of_growth(growth: Growth, request: Request) -> SpotLabel | None:
     """Return the label of spot nodes that will be added; None if unknown."""
     if not request.spot or not growth.possible:
         return None
@@ -234,7 +239,7 @@ def _too_few(preflight: Preflight, fitting: Fit) -> Growth:
         fix = LARGER_NODE
         if request.gpus_per_node:
             taints = fitting.blocking_taints or growth.untolerated_taints
-            fix = opening(taints) if taints else OTHER_GPUS
+            fix = toleration_option(taints) if taints else OTHER_GPUS
         preflight.findings.no("nodes", f"{summary}; {growth.why}", fix)
     return growth
 

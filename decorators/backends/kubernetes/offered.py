@@ -17,7 +17,7 @@ from estimator.hardware.cluster.api import (
     ClusterApi,
     Json,
     UnreachableError,
-    found_at,
+    get_or_none,
 )
 from estimator.hardware.cluster.nodes import GPUS, Node, read_nodes
 
@@ -53,7 +53,7 @@ def networks_of(get: Callable[..., Json], namespace: str) -> tuple[Network, ...]
 def _networks_in(get: Callable[..., Json], namespace: str) -> tuple[Network, ...]:
     path = f"/apis/k8s.cni.cncf.io/v1/namespaces/{namespace}/network-attachment-definitions"
     try:
-        response = found_at(get, path) or {}
+        response = get_or_none(get, path) or {}
     except (ApiRefusedError, UnreachableError):
         return ()
     networks = []

@@ -27,16 +27,16 @@ _NODE_NAME = {"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec
 Json = dict[str, Any]
 
 
-def remembered_with(step: str, patches: Sequence[Json]) -> dict[str, str]:
+def merged_variable(step: str, patches: Sequence[Json]) -> dict[str, str]:
     """Return the variable that holds the patches of all steps, with this step's patches replaced."""
-    return {PATCHES_VARIABLE: json.dumps({**_remembered(), step: list(patches)})}
+    return {PATCHES_VARIABLE: json.dumps({**_read_variable(), step: list(patches)})}
 
 
 def install() -> None:
     """Apply the patches to the pods that this process requests."""
 
     def patches_of(step: str, jobset: str | None) -> list[Json]:
-        return [_of_every_pod(jobset), *_remembered().get(step, [])]
+        return [_of_every_pod(jobset), *_read_variable().get(step, [])]
 
     _metaflow.shape_pods(patches_of, merge, main=MAIN)
 
@@ -57,6 +57,6 @@ def _of_every_pod(jobset: str | None) -> Json:
     return {"spec": spec}
 
 
-def _remembered() -> dict[str, list[Json]]:
+def _read_variable() -> dict[str, list[Json]]:
     patches: dict[str, list[Json]] = json.loads(os.environ.get(PATCHES_VARIABLE) or "{}")
     return patches

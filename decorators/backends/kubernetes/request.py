@@ -93,11 +93,11 @@ def pod_patches(step_request: StepRequest) -> tuple[dict[str, Any], ...]:
     used = fabric_of(step_request.request, options, step_request.facts)
     grace_period = pod_shape.graceful(options.termination_grace_s) if options.termination_grace_s else None
     user_patch = dict(options.pod_template) if options.pod_template else None
-    topology = _kept_near(step_request.facts.near) if step_request.facts.near else None
+    topology = _topology_annotations(step_request.facts.near) if step_request.facts.near else None
     return tuple(filter(None, (scheduler, used.patch if used else None, topology, grace_period, user_patch)))
 
 
-def _kept_near(level: str) -> dict[str, Any]:
+def _topology_annotations(level: str) -> dict[str, Any]:
     """Return Kueue's annotations that place the main pod and the workers as one group, close together."""
     return {"metadata": {"annotations": {TOPOLOGY_ANNOTATION: level, GROUP_ANNOTATION: "nodes"}}}
 
@@ -162,12 +162,12 @@ def selector(request: Request, options: Options, facts: ClusterFacts) -> dict[st
     elif options.zone:
         labels[ZONE] = options.zone
     if request.spot:
-        mark = spot_mark(request, facts)
+        mark = spot_label_of(request, facts)
         labels[mark.label] = mark.value
     return {**labels, **dict(request.node_labels)}
 
 
-def spot_mark(request: Request, facts: ClusterFacts) -> SpotLabel:
+def spot_label_of(request: Request, facts: ClusterFacts) -> SpotLabel:
     """Return the label of spot nodes for a request. Raises UserError if it is unknown."""
     label = facts.spot or next(
         (row for row in cluster_tables.spot_labels() if row.cloud == request.cloud), None
@@ -213,7 +213,7 @@ def _tolerations(
 ) -> list[dict[str, str]]:
     gpus = request.gpus_per_node
     required = (facts.tolerations or (GPU_TOLERATION,)) if gpus else facts.cpu_tolerations
-    taint = spot_mark(request, facts).taint if request.spot else ""
+    taint = spot_label_of(request, facts).taint if request.spot else ""
     if taint and not any(each.covers(*parts(taint)) for each in required):
         required = (*required, *filter(None, [tolerated(taint)]))
     added = [toleration.to_dict() for toleration in required]

@@ -51,10 +51,10 @@ def quota(preflight: Preflight, *, pod: Mapping[str, float]) -> None:
     for line in read_quotas(preflight.api.get, namespace, preflight.pods.quota_pod):
         fix = f"kubectl describe resourcequota {line.name} -n {namespace}"
         requested = totals.get(line.resource, 0.0)
-        if line.what.startswith("limits."):
-            limit = limits.get(line.what.removeprefix("limits."))
+        if line.key.startswith("limits."):
+            limit = limits.get(line.key.removeprefix("limits."))
             if limit is None:
-                detail = f"{line.name} has {line.what}, so it rejects pods without this limit"
+                detail = f"{line.name} has {line.key}, so it rejects pods without this limit"
                 preflight.findings.no("quota", detail, GUARANTEED)
                 continue
             requested = limit * request.nodes
@@ -62,12 +62,12 @@ def quota(preflight: Preflight, *, pod: Mapping[str, float]) -> None:
 
 
 def _compare(preflight: Preflight, line: Quota, requested: float, fix: str) -> None:
-    if requested > line.most:
-        detail = f"{line.name} allows {line.amount(line.most)} {line.what}; {line.amount(requested)} needed"
+    if requested > line.limit:
+        detail = f"{line.name} allows {line.amount(line.limit)} {line.key}; {line.amount(requested)} needed"
         preflight.findings.no("quota", detail, fix)
-    elif requested > line.left:
+    elif requested > line.remaining:
         preflight.findings.unknown(
-            "quota", f"{line.name}: {line.what} is in use; the run waits until others end", fix
+            "quota", f"{line.name}: {line.key} is in use; the run waits until others end", fix
         )
 
 

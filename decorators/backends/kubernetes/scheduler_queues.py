@@ -24,7 +24,11 @@ def check(preflight: Preflight, system: str, queue: Json, pod: Mapping[str, floa
     """Check that a queue of Volcano or KAI accepts jobs, and that its limits hold all pods at once."""
     name, owner = str(queue["metadata"]["name"]), NAMES[system]
     requested = {what: amount * preflight.request.nodes for what, amount in pod.items() if amount}
-    problems = _of_volcano(queue, requested) if system == "volcano" else _of_kai(preflight, queue, requested)
+    problems = (
+        _volcano_problems(queue, requested)
+        if system == "volcano"
+        else _kai_problems(preflight, queue, requested)
+    )
     for problem in problems:
         fix = f"kubectl edit queues.{APIS[system].partition('/')[0]} {name}"
         preflight.findings.no("queue", f"{owner}'s queue {name} {problem}", fix)
@@ -34,13 +38,13 @@ def check(preflight: Preflight, system: str, queue: Json, pod: Mapping[str, floa
         preflight.findings.ok("queue", f"{name}, of {owner}{note}")
 
 
-def _of_volcano(queue: Json, requested: Mapping[str, float]) -> list[str]:
+def _volcano_problems(queue: Json, requested: Mapping[str, float]) -> list[str]:
     state = str((queue.get("status") or {}).get("state") or "Open")
     problems = [] if state in ("Open", "Unknown") else [f"is {state.lower()}"]
     return problems + _exceeded(quantities((queue.get("spec") or {}).get("capability")), requested)
 
 
-def _of_kai(preflight: Preflight, queue: Json, requested: Mapping[str, float]) -> list[str]:
+def _kai_problems(preflight: Preflight, queue: Json, requested: Mapping[str, float]) -> list[str]:
     children = (queue.get("status") or {}).get("childQueues") or []
     problems = [f"runs no jobs, its child queues do: {', '.join(map(str, children[:4]))}"] if children else []
     for _ in range(_MOST_PARENTS):

@@ -9,7 +9,7 @@ from typing import Any
 from decorators._metaflow import WaitedJob
 from decorators.backends.interface import STARTED, PermanentFailure, WaitState
 from estimator.errors import UserError
-from estimator.hardware.cluster.api import ApiRefusedError, ClusterApi, Json, UnreachableError, found_at
+from estimator.hardware.cluster.api import ApiRefusedError, ClusterApi, Json, UnreachableError, get_or_none
 
 VISIBILITY = "visibility.kueue.x-k8s.io"
 JOBSETS = "/apis/jobset.x-k8s.io/v1alpha2"
@@ -74,11 +74,11 @@ def _state(api: ClusterApi, job: WaitedJob) -> WaitState:
 def _waiting(api: ClusterApi, job: WaitedJob, spec: Json, pods: list[Json]) -> WaitState:
     """Return the reason why not all of the job's pods have started."""
     if spec.get("suspend"):
-        return WaitState(pending=True, reason=_queued(api, job))
+        return WaitState(pending=True, reason=_queue_problem(api, job))
     for pod in pods:
-        if (state := _of_containers(pod)) is not None:
+        if (state := _container_problem(pod)) is not None:
             return state
-    unscheduled = [text for pod in pods if (text := _unscheduled(pod))]
+    unscheduled = [text for pod in pods if (text := _scheduling_problem(pod))]
     if unscheduled:
         return WaitState(pending=True, reason=unscheduled[0])
     if len(pods) < _expected(job, spec):
@@ -101,7 +101,7 @@ def pods_of(api: ClusterApi, job: WaitedJob) -> list[Json]:
 
 def exists(api: ClusterApi, job: WaitedJob) -> bool:
     """Whether the Job or JobSet still exists. Raises ApiRefusedError, UnreachableError."""
-    return found_at(api.get, _path(job)) is not None
+    return get_or_none(api.get, _path(job)) is not None
 
 
 def _path(job: WaitedJob) -> str:
@@ -120,7 +120,7 @@ def _listed(api: ClusterApi, job: WaitedJob, resource: str, **query: str) -> lis
     return api.get(f"/api/v1/namespaces/{job.namespace}/{resource}", **query).get("items") or []
 
 
-def _of_containers(pod: Json) -> WaitState | None:
+def _container_problem(pod: Json) -> WaitState | None:
     """Return why the container of a scheduled pod does not start; None if unknown."""
     for status in (pod.get("status") or {}).get("containerStatuses") or []:
         waiting = (status.get("state") or {}).get("waiting") or {}
@@ -135,7 +135,7 @@ def _of_containers(pod: Json) -> WaitState | None:
     return None
 
 
-def _unscheduled(pod: Json) -> str:
+def _scheduling_problem(pod: Json) -> str:
     """Return the scheduler's reason for not placing the pod; empty if there is none."""
     for condition in (pod.get("status") or {}).get("conditions") or []:
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
@@ -149,17 +149,17 @@ def _creation_failure(api: ClusterApi, job: WaitedJob) -> str:
         events = _listed(api, job, "events", fieldSelector="type=Warning,involvedObject.kind=Job")
     except ApiRefusedError:
         return ""
-    job_events = [event for event in events if _about(event, job)]
+    job_events = [event for event in events if _concerns(event, job)]
     newest = max(job_events, key=lambda event: str(event.get("lastTimestamp") or ""), default=None)
     return " ".join(str(newest.get("message") or "").split()) if newest is not None else ""
 
 
-def _about(event: Any, job: WaitedJob) -> bool:
+def _concerns(event: Any, job: WaitedJob) -> bool:
     name = str((event.get("involvedObject") or {}).get("name") or "")
     return name == job.name or (job.kind == "jobset" and name.startswith(f"{job.name}-"))
 
 
-def _queued(api: ClusterApi, job: WaitedJob) -> str:
+def _queue_problem(api: ClusterApi, job: WaitedJob) -> str:
     """Return Kueue's reason for holding the job back; empty if there is none."""
     try:
         version = api.get("/apis/kueue.x-k8s.io")["preferredVersion"]["groupVersion"]
@@ -182,7 +182,7 @@ def _queued(api: ClusterApi, job: WaitedJob) -> str:
 def _position(api: ClusterApi, namespace: str, queue: str, workload: str) -> str:
     """Return ", position 3 of 7" from Kueue's visibility API; empty if it is off or access is denied."""
     try:
-        group = found_at(api.get, f"/apis/{VISIBILITY}")
+        group = get_or_none(api.get, f"/apis/{VISIBILITY}")
         if group is None:
             return ""
         version = group["preferredVersion"]["groupVersion"]

@@ -66,7 +66,7 @@ class Gpu:
         """Memory in GiB."""
         return self.vram_bytes / GIB
 
-    def is_at_least(self, size: float) -> bool:
+    def has_memory_gb(self, size: float) -> bool:
         """Return whether the card has ``size`` GB or more, by the larger of marketed GB and reported GiB.
 
         An L4 is a 24 GB card, although the cloud reports 22.35 GiB.
@@ -119,7 +119,7 @@ class Catalogue:
         gpus: dict[str, Gpu] = {}
         for item in self.gpus:
             for key in (item.name, *item.aliases):
-                existing = gpus.setdefault(normal(key), item)
+                existing = gpus.setdefault(normalize(key), item)
                 if existing is not item:
                     raise UserError(
                         f"The GPU name {key!r} refers to two GPUs: {existing.name} and {item.name}.",
@@ -127,7 +127,7 @@ class Catalogue:
                     )
         machines: dict[str, Instance] = {}
         for machine in self.instances:
-            if normal(machine.gpu) not in gpus:
+            if normalize(machine.gpu) not in gpus:
                 raise UserError(f"{machine.name} has an unknown GPU: {machine.gpu}.")
             if machines.setdefault(machine.name.lower(), machine) is not machine:
                 raise UserError(f"There are two machine types of the name {machine.name!r}.")
@@ -139,7 +139,7 @@ class Catalogue:
 
         Slices and replicas are found by the names of :mod:`estimator.hardware.catalogue.parts`.
         """
-        return self._gpu_index.get(normal(name)) or self._find_part(name)
+        return self._gpu_index.get(normalize(name)) or self._find_part(name)
 
     def gpus_called(self, name: str) -> tuple[Gpu, ...]:
         """Return all GPUs that match a name, an exact match first; "A100": both sizes and form factors.
@@ -149,10 +149,10 @@ class Catalogue:
         """
         exact, words = self.find_gpu(name), _words(name)
         if exact is not None:
-            if normal(exact.name) == normal(name):
+            if normalize(exact.name) == normalize(name):
                 return (exact,)
             if not words & VENDORS:  # otherwise a name of a driver, for this GPU only
-                aliases = [_words(alias) for alias in exact.aliases if normal(alias) == normal(name)]
+                aliases = [_words(alias) for alias in exact.aliases if normalize(alias) == normalize(name)]
                 words = next(
                     (alias for alias in aliases if not alias & VENDORS), words
                 )  # "a10080gb" has the words of its alias
@@ -223,7 +223,7 @@ class Catalogue:
         spellings = {key: gpu.name for key, gpu in self._gpu_index.items()}
         return UserError(
             f"There is no GPU {name!r} in the GPU table.",
-            did_you_mean(normal(name), spellings, 4, shown=spellings)
+            did_you_mean(normalize(name), spellings, 4, shown=spellings)
             or "`finetune gpus` lists them; --hardware FILE adds one.",
         )
 
@@ -259,7 +259,9 @@ class Catalogue:
 
     def architecture(self, name: str) -> tuple[str, ...]:
         """Return the architectures that begin with ``name`` ("ada": Ada Lovelace), or raise UserError."""
-        matches = tuple(item for item in self.architectures() if normal(name) and fits(item, name))
+        matches = tuple(
+            item for item in self.architectures() if normalize(name) and matches_prefix(item, name)
+        )
         if not matches:
             raise UserError(
                 f"There is no architecture {name!r} in the GPU table.",
@@ -268,12 +270,12 @@ class Catalogue:
         return matches
 
 
-def fits(architecture: str, name: str) -> bool:
+def matches_prefix(architecture: str, name: str) -> bool:
     """Return whether an architecture's name begins with ``name``, ignoring case and punctuation."""
-    return normal(architecture).startswith(normal(name))
+    return normalize(architecture).startswith(normalize(name))
 
 
-def normal(name: str) -> str:
+def normalize(name: str) -> str:
     """Normalize a product name: letters and digits only, lower case, without the vendor."""
     return re.sub(r"[^a-z0-9]", "", name.lower()).removeprefix("nvidia")
 

@@ -37,7 +37,7 @@ class Number(Column):
     other_pattern: str = ""  # pattern of other valid texts
 
     def fault(self, text: str) -> tuple[str, str] | None:
-        """See :meth:`Column.fault`. For a number out of range, the hint names the probable unit."""
+        """Return (problem, fix) of a cell without a number in range; the fix names the probable unit."""
         if self.other_pattern and re.fullmatch(self.other_pattern, text):
             return None
         kind = "whole number" if self.whole else "number"
@@ -55,18 +55,18 @@ class Number(Column):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Words(Column):
-    """Words of the set ``known``, separated by spaces; ``single``: one value, which may contain spaces."""
+    """Words of the set ``allowed``, separated by spaces; ``single``: one value, which may contain spaces."""
 
-    known: frozenset[str]
+    allowed: frozenset[str]
     single: bool = False
 
     def fault(self, text: str) -> tuple[str, str] | None:
-        """See :meth:`Column.fault`; names the first unknown word."""
+        """Return (problem, fix) of a cell with an unknown word."""
         values = [text] if self.single else text.split()
-        invalid = [value for value in values if value.lower() not in self.known]
+        invalid = [value for value in values if value.lower() not in self.allowed]
         if not invalid:
             return None
-        return f"is not known: {invalid[0]}", f"It takes {', '.join(sorted(self.known))}."
+        return f"is not known: {invalid[0]}", f"It takes {', '.join(sorted(self.allowed))}."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,7 +76,7 @@ class Pattern(Column):
     pattern: str
 
     def fault(self, text: str) -> tuple[str, str] | None:
-        """See :meth:`Column.fault`."""
+        """Return (problem, fix) of a cell that does not match the pattern."""
         return None if re.fullmatch(self.pattern, text) else (f"is not {self.rule}", self.hint)
 
 
@@ -85,7 +85,7 @@ class Day(Column):
     """A date (YYYY, YYYY-MM or YYYY-MM-DD, and words after it) that is not in the future."""
 
     def fault(self, text: str) -> tuple[str, str] | None:
-        """See :meth:`Column.fault`."""
+        """Return (problem, fix) of a cell that is no date or in the future."""
         advice = "Write it as YYYY-MM-DD."
         if not re.match(r"\d{4}(-\d\d(-\d\d)?)?(?![\d-])", text):
             return "is not a date", advice
@@ -127,7 +127,7 @@ DTYPES = frozenset({"fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "cfp8", "fp6"
 
 GPU: Mapping[str, Column] = {
     "gpu": TEXT,
-    "vendor": Words(known=frozenset({"nvidia", "amd", "aws", "intel", "google"}), single=True),
+    "vendor": Words(allowed=frozenset({"nvidia", "amd", "aws", "intel", "google"}), single=True),
     "vram_GB": Number(
         unit="GB",
         low=1,
@@ -177,7 +177,7 @@ GPU: Mapping[str, Column] = {
         rule="a compute capability",
         hint="Write it as 9.0; leave it blank for other vendors.",
     ),
-    "tensor_dtypes": Words(known=DTYPES),
+    "tensor_dtypes": Words(allowed=DTYPES),
     "form_factor": TEXT,
     "gpus_per_server_typical": TEXT,
     "source": TEXT,

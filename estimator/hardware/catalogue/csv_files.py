@@ -11,7 +11,7 @@ from typing import Literal
 
 from estimator.errors import UserError
 from estimator.formatting import MIB, format_bytes
-from estimator.hardware.catalogue import normal
+from estimator.hardware.catalogue import normalize
 from estimator.hardware.catalogue.columns import GPU, INSTANCE, Column, stem
 from estimator.names import did_you_mean
 
@@ -31,7 +31,7 @@ class HardwareRow:
     kind: Kind
     cells: Cells
 
-    def bad(self, column: str, rule: str, advice: str = "") -> UserError:
+    def cell_error(self, column: str, rule: str, advice: str = "") -> UserError:
         """Return a UserError that names file, line, column and value, and the violated ``rule``."""
         value = self.cells.get(column)
         quoted = "" if value is None else f" {value!r}"
@@ -119,7 +119,7 @@ def _row(file: Path, line: int, header: list[str], kinds: tuple[Kind, ...], valu
         kind_cell = cells.get(KIND_COLUMN, "").lower()
         unchecked = HardwareRow(file=file, line=line, kind=kind, cells=cells)
         if kind_cell not in kinds:
-            raise unchecked.bad(
+            raise unchecked.cell_error(
                 KIND_COLUMN, "is not known" if kind_cell else "is missing", "It takes gpu or instance."
             )
         kind = "gpu" if kind_cell == "gpu" else "instance"
@@ -128,17 +128,19 @@ def _row(file: Path, line: int, header: list[str], kinds: tuple[Kind, ...], valu
     columns = _columns(kind)
     for name, value in cells.items():
         if name not in columns:
-            raise row.bad(name, f"is not a column of {kind} rows", "Leave it blank there.")
+            raise row.cell_error(name, f"is not a column of {kind} rows", "Leave it blank there.")
         fault = columns[name].fault(value)
         if fault is not None:
-            raise row.bad(name, *fault)
+            raise row.cell_error(name, *fault)
     key = "gpu" if kind == "gpu" else "instance_type"
     if key not in cells:
-        raise row.bad(key, "is missing", "It identifies the row.")
+        raise row.cell_error(key, "is missing", "It identifies the row.")
     names = [cells["gpu"]] if kind == "gpu" else []
     for name in (*names, *aliases_of(cells)):
-        if not normal(name):
-            raise row.bad("gpu" if name in names else "aliases", f"has {name!r}, which is not a name", "")
+        if not normalize(name):
+            raise row.cell_error(
+                "gpu" if name in names else "aliases", f"has {name!r}, which is not a name", ""
+            )
     check_sizes(row)
     return row
 
@@ -150,7 +152,7 @@ def check_sizes(row: HardwareRow) -> None:
         return
     low, high = REPORTED_TO_LABEL
     if not low * label <= reported / 1024 <= high * label:
-        raise row.bad(
+        raise row.cell_error(
             "vram_reported_MiB",
             f"is {format_bytes(reported * MIB)}, which contradicts vram_GB = {label:g}",
             "Both belong to the same GPU. If the table has the other one, give both.",
@@ -163,10 +165,10 @@ def _check_unique(rows: list[HardwareRow]) -> None:
         column = "gpu" if row.kind == "gpu" else "instance_type"
         name = row.cells[column]
         first = first_lines.setdefault(
-            (row.kind, normal(name) if row.kind == "gpu" else name.lower()), row.line
+            (row.kind, normalize(name) if row.kind == "gpu" else name.lower()), row.line
         )
         if first != row.line:
-            raise row.bad(column, f"duplicates line {first}", "Remove one of them.")
+            raise row.cell_error(column, f"duplicates line {first}", "Remove one of them.")
 
 
 def number(cells: Cells, column: str) -> float | None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from estimator.hardware.catalogue import Catalogue, Gpu, Instance, normal
+from estimator.hardware.catalogue import Catalogue, Gpu, Instance, normalize
 from estimator.hardware.catalogue.csv_files import (
     Cells,
     HardwareRow,
@@ -33,11 +33,11 @@ class Tables:
 
     def gpu_key(self, name: str) -> str | None:
         """Return the key of the GPU with this name or alias, or None."""
-        normalized = normal(name)
+        normalized = normalize(name)
         if normalized in self.gpus:
             return normalized
         return next(
-            (key for key, cells in self.gpus.items() if normalized in map(normal, aliases_of(cells))), None
+            (key for key, cells in self.gpus.items() if normalized in map(normalize, aliases_of(cells))), None
         )
 
 
@@ -49,7 +49,7 @@ def shipped(folder: Path) -> Tables:
             return [{key: text for key, text in row.items() if text} for row in csv.DictReader(file)]
 
     return Tables(
-        gpus={normal(cells["gpu"]): cells for cells in table("gpus.csv")},
+        gpus={normalize(cells["gpu"]): cells for cells in table("gpus.csv")},
         instances={cells["instance_type"].lower(): cells for cells in table("instances.csv")},
     )
 
@@ -68,7 +68,7 @@ def overlay(tables: Tables, file: Path) -> None:
 def build(tables: Tables, warnings: tuple[str, ...] = ()) -> Catalogue:
     """Convert the rows to GPUs and instance types. Raises UserError for duplicate names."""
     gpus = tuple(_gpu(cells) for cells in tables.gpus.values())
-    names = {normal(name): item.name for item in gpus for name in (item.name, *item.aliases)}
+    names = {normalize(name): item.name for item in gpus for name in (item.name, *item.aliases)}
     return Catalogue(
         gpus=gpus,
         instances=tuple(_instance(cells, names) for cells in tables.instances.values()),
@@ -92,18 +92,20 @@ def _overlay_gpu(tables: Tables, row: HardwareRow) -> None:
         check_sizes(HardwareRow(file=row.file, line=row.line, kind="gpu", cells=cells))
     else:
         spellings = _gpu_names(tables)
-        suggestion = did_you_mean(normal(name), spellings, shown=spellings)
+        suggestion = did_you_mean(normalize(name), spellings, shown=spellings)
         for column in ("vendor", "vram_GB"):
             if column not in cells and not (column == "vram_GB" and "vram_reported_MiB" in cells):
-                raise row.bad(column, f"is missing, which a new GPU needs: no table has {name!r}", suggestion)
+                raise row.cell_error(
+                    column, f"is missing, which a new GPU needs: no table has {name!r}", suggestion
+                )
         cells.setdefault("source", str(row.file))
     if not cells.get("aliases"):
         cells.pop("aliases", None)
     for alias in aliases_of(row.cells):
         other_key = tables.gpu_key(alias)
         if other_key not in (None, key):
-            raise row.bad("aliases", f"has {alias!r}, which is {tables.gpus[str(other_key)]['gpu']}")
-    tables.gpus[key or normal(name)] = cells
+            raise row.cell_error("aliases", f"has {alias!r}, which is {tables.gpus[str(other_key)]['gpu']}")
+    tables.gpus[key or normalize(name)] = cells
 
 
 def _overlay_instance(tables: Tables, row: HardwareRow) -> None:
@@ -112,7 +114,7 @@ def _overlay_instance(tables: Tables, row: HardwareRow) -> None:
     base = tables.instances.get(name.lower())
     if base is not None:
         if cells.setdefault("cloud", base["cloud"]).lower() != base["cloud"].lower():
-            raise row.bad("cloud", f"is wrong: {name} is of {base['cloud']}", "Leave it blank.")
+            raise row.cell_error("cloud", f"is wrong: {name} is of {base['cloud']}", "Leave it blank.")
         cells.setdefault("spec_source", f"{base.get('spec_source', '')}; {row.file}")
         inherited = (
             {column: text for column, text in base.items() if column not in PRICED}
@@ -124,7 +126,7 @@ def _overlay_instance(tables: Tables, row: HardwareRow) -> None:
         for column in ("cloud", "gpu", "gpu_count"):
             if column not in cells:
                 suggestion = did_you_mean(name, [item["instance_type"] for item in tables.instances.values()])
-                raise row.bad(
+                raise row.cell_error(
                     column, f"is missing, which a new instance needs: no table has {name!r}", suggestion
                 )
         cells.setdefault("spec_source", str(row.file))
@@ -132,8 +134,8 @@ def _overlay_instance(tables: Tables, row: HardwareRow) -> None:
         cells.setdefault("price_source", str(row.file))
     if tables.gpu_key(cells["gpu"]) is None:
         spellings = _gpu_names(tables)
-        suggestion = did_you_mean(normal(cells["gpu"]), spellings, shown=spellings)
-        raise row.bad("gpu", "is an unknown GPU", suggestion or "Add a row for it.")
+        suggestion = did_you_mean(normalize(cells["gpu"]), spellings, shown=spellings)
+        raise row.cell_error("gpu", "is an unknown GPU", suggestion or "Add a row for it.")
     tables.instances[name.lower()] = cells
 
 
@@ -144,7 +146,7 @@ def _priced(cells: Cells) -> bool:
 def _gpu_names(tables: Tables) -> dict[str, str]:
     """Map every normalized name and alias of a GPU to its name in the table."""
     return {
-        normal(name): item["gpu"]
+        normalize(name): item["gpu"]
         for item in tables.gpus.values()
         for name in (item["gpu"], *aliases_of(item))
     }
@@ -189,7 +191,7 @@ def _gpu(cells: Cells) -> Gpu:
 
 def _instance(cells: Cells, gpu_names: Mapping[str, str]) -> Instance:
     fabric, ram, vcpu = cells.get("fabric", ""), number(cells, "ram_GiB"), number(cells, "vcpu")
-    gpu, count = gpu_names.get(normal(cells["gpu"])), cells["gpu_count"]
+    gpu, count = gpu_names.get(normalize(cells["gpu"])), cells["gpu_count"]
     if gpu is None:
         raise ValueError(f"{cells['instance_type']} has a GPU that gpus.csv lacks: {cells['gpu']}")
     return Instance(

@@ -87,7 +87,7 @@ class Cluster:
         return self.name or f"the cluster of context {self.context}"
 
     @property
-    def in_words(self) -> str:
+    def gpu_summary(self) -> str:
         """Summary of its GPUs: "4 of p5.48xlarge (8x H100 SXM)"; empty without usable ones."""
         counts: dict[str, int | None] = {}
         for nodes in self.nodes:
@@ -104,8 +104,8 @@ class Cluster:
         )
 
     @property
-    def open(self) -> Cluster:
-        """The cluster without nodes with untolerated taints, which are skipped."""
+    def usable(self) -> Cluster:
+        """This cluster with all nodes that have untolerated taints moved to ``skipped``."""
         tainted: dict[str, list[str]] = {}
         for nodes in self.nodes:
             if nodes.untolerated_taints:
@@ -131,7 +131,9 @@ class Cluster:
     @property
     def notes(self) -> tuple[str, ...]:
         """Notes about the cluster, shown before the plan."""
-        lines = [f"Skipped, {skipped.reason}: {_abbreviate(skipped.names)}" for skipped in self.open.skipped]
+        lines = [
+            f"Skipped, {skipped.reason}: {_abbreviate(skipped.names)}" for skipped in self.usable.skipped
+        ]
         if self.unknown:
             lines.append(f"Unknown about {self.where}: {'; '.join(self.unknown)}.")
         return tuple(lines)

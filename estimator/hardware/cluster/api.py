@@ -95,7 +95,7 @@ def failure_of(error: BaseException) -> ApiRefusedError | UnreachableError:
     while origin is not None and not isinstance(origin, ApiException):
         origin = origin.__cause__ or origin.__context__
     if origin is None:
-        return UnreachableError(plain(error))
+        return UnreachableError(last_clause(error))
     try:
         message = str(parse_json(origin.body or "{}")["message"])
     except (ValueError, KeyError, TypeError):
@@ -117,7 +117,7 @@ class Clock:
         return max(0.0, min(self.call_s, self.started + self.overall_s - time.monotonic()))
 
 
-def found_at(get: Callable[..., Json], path: str) -> Json | None:
+def get_or_none(get: Callable[..., Json], path: str) -> Json | None:
     """Return the result of ``get`` for a path, or None for status 404. Raises what ``get`` raises."""
     try:
         return get(path)
@@ -235,11 +235,11 @@ class ClusterApi:
                 retries=False,
             )
         except SSLError as error:
-            _log.info("Kubernetes %s %s: %s", method, path, plain(error))
-            raise UntrustedError(plain(error)) from None
+            _log.info("Kubernetes %s %s: %s", method, path, last_clause(error))
+            raise UntrustedError(last_clause(error)) from None
         except HTTPError as error:
-            _log.info("Kubernetes %s %s: %s", method, path, plain(error))
-            raise UnreachableError(plain(error)) from None
+            _log.info("Kubernetes %s %s: %s", method, path, last_clause(error))
+            raise UnreachableError(last_clause(error)) from None
         _log.debug("Kubernetes %s %s: status %d", method, path, response.status)
         try:
             content = parse_json(response.data)
@@ -285,7 +285,7 @@ def access(context: str | None) -> tuple[str, Any]:
             config.load_kube_config(_kubeconfig(), context=name, client_configuration=configuration)
     except (config.ConfigException, YAMLError, OSError, TypeError, KeyError, AttributeError) as error:
         raise UserError(
-            f"The kubeconfig {_kubeconfig()} cannot be used: {plain(error)}",
+            f"The kubeconfig {_kubeconfig()} cannot be used: {last_clause(error)}",
             "`kubectl config view` shows what is in it.",
         ) from None
     if not name:
@@ -305,6 +305,6 @@ def _kubeconfig() -> str:
     return os.environ.get("KUBECONFIG") or str(Path("~/.kube/config").expanduser())
 
 
-def plain(error: object) -> str:
+def last_clause(error: object) -> str:
     """Return the last clause of an error on one line, as urllib3 and the client nest messages."""
     return " ".join(str(error).rsplit(">: ", 1)[-1].split())

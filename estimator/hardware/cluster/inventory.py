@@ -69,7 +69,7 @@ class ClusterState:
     usage: Mapping[str, pods.Usage] | None = None  # by node; None: unknown
     autoscalers: Autoscalers = field(default_factory=Autoscalers)
     quotas: tuple[Quota, ...] = ()
-    unknown: tuple[str, ...] = ()  # in clauses
+    unknown: tuple[str, ...] = ()  # facts that could not be read, as clauses
 
 
 def read_cluster(
@@ -86,7 +86,7 @@ def read_cluster(
     Raises UserError within seconds if the cluster cannot be found, reached or read.
     """
     rules = rules or PodRules()
-    return offered(fetch(context, rules), catalogue or hardware.current(), rules, gpu=gpu)
+    return cluster_capacity(fetch(context, rules), catalogue or hardware.current(), rules, gpu=gpu)
 
 
 def fetch(context: str | None, rules: PodRules) -> ClusterState:
@@ -107,7 +107,9 @@ def fetch(context: str | None, rules: PodRules) -> ClusterState:
         )
 
 
-def offered(state: ClusterState, catalogue: Catalogue, rules: PodRules, *, gpu: str | None = None) -> Cluster:
+def cluster_capacity(
+    state: ClusterState, catalogue: Catalogue, rules: PodRules, *, gpu: str | None = None
+) -> Cluster:
     """Return the capacity for pods under these rules; ``gpu``: see :func:`read_cluster`."""
     present = group(
         state.context,
@@ -115,22 +117,22 @@ def offered(state: ClusterState, catalogue: Catalogue, rules: PodRules, *, gpu: 
         catalogue,
         rules,
         usage=state.usage,
-        user_gpu=None if gpu is None else _least_of(catalogue.gpus_called(gpu)),
+        user_gpu=None if gpu is None else _smallest_gpu(catalogue.gpus_called(gpu)),
     )
     scalers, unknown = state.autoscalers, state.unknown
     clouds = clouds_of(state.nodes)
-    present = _with_groups(present, state.nodes, scalers.groups, _machines(catalogue, clouds))
+    present = _with_node_groups(present, state.nodes, scalers.groups, _machines(catalogue, clouds))
     pool_nodes = [
         nodes
         for pool in scalers.pools
-        for nodes in _of_pool(pool, _machines(catalogue, {pool.cloud} if pool.cloud else clouds), rules)
+        for nodes in _nodes_of_pool(pool, _machines(catalogue, {pool.cloud} if pool.cloud else clouds), rules)
     ]
     if scalers.unknown and clouds and not scalers.karpenter:
         unknown = (*unknown, f"which node groups may grow ({scalers.unknown})")
     return replace(present, nodes=(*present.nodes, *pool_nodes), quotas=state.quotas, unknown=unknown)
 
 
-def _least_of(gpus: Sequence[Gpu]) -> Gpu:
+def _smallest_gpu(gpus: Sequence[Gpu]) -> Gpu:
     """Return the GPU with the least memory, then the slowest links: a plan for it fits the others too."""
     return min(gpus, key=lambda gpu: (gpu.usable_bytes, gpu.interconnect_gbps or 0.0))
 
@@ -147,14 +149,14 @@ def _machines(catalogue: Catalogue, clouds: Iterable[str]) -> list[Instance]:
     ]
 
 
-def _of_pool(pool: NodePool, machines: list[Instance], rules: PodRules) -> Iterator[ClusterNodes]:
+def _nodes_of_pool(pool: NodePool, machines: list[Instance], rules: PodRules) -> Iterator[ClusterNodes]:
     """Yield the instance types that a NodePool may start for the run's pods."""
-    untolerated = rules.fence(pool.taints)[1]
+    untolerated = rules.match_taints(pool.taints)[1]
     for item in machines:
         new_nodes = pool.machines_left(item)
         if new_nodes != 0 and pool.refuses({**machine_labels(item), **rules.labels}) is None:
             yield replace(
-                _new(item),
+                _new_node(item),
                 max_new_nodes=new_nodes,
                 added_by=f"Karpenter's NodePool {pool.name}",
                 spot=pool.spot,
@@ -163,7 +165,7 @@ def _of_pool(pool: NodePool, machines: list[Instance], rules: PodRules) -> Itera
             )
 
 
-def _new(item: Instance) -> ClusterNodes:
+def _new_node(item: Instance) -> ClusterNodes:
     """Return a node that may be added, with the resources it will have for pods."""
     available = tables.pod_resources_on(item)
     return ClusterNodes(
@@ -181,13 +183,13 @@ def _new(item: Instance) -> ClusterNodes:
     )
 
 
-def _with_groups(
+def _with_node_groups(
     present: Cluster, nodes: tuple[Node, ...], groups: tuple[NodeGroup, ...], machines: list[Instance]
 ) -> Cluster:
     """Add the nodes that node groups may add: of their present type, otherwise (a guess) any of the cloud."""
     kinds = list(present.nodes)
     for node_group in groups:
-        new_nodes = node_group.most - node_group.now
+        new_nodes = node_group.max_nodes - node_group.nodes
         if new_nodes <= 0:
             continue
         description = f"node group {node_group.name}"
@@ -201,7 +203,7 @@ def _with_groups(
             )
         elif not members:
             kinds += [
-                replace(_new(item), max_new_nodes=new_nodes, added_by=f"the {description}", guessed=True)
+                replace(_new_node(item), max_new_nodes=new_nodes, added_by=f"the {description}", guessed=True)
                 for item in machines
             ]
     return replace(present, nodes=tuple(kinds))

@@ -66,23 +66,23 @@ def group(
             without_gpu += 1
             continue
         try:
-            one = _usable(node, catalogue, user_gpu)
+            group_of_one = _usable(node, catalogue, user_gpu)
             if usage is not None:
-                one = _subtract_usage(one, usage.get(node.name), _units(node))
+                group_of_one = _subtract_usage(group_of_one, usage.get(node.name), _units(node))
         except _UnusableNodeError as reason:
             skipped.setdefault(str(reason), []).append(node.name)
             continue
-        one = replace(one, untolerated_taints=rules.fence(one.taints)[1])
+        group_of_one = replace(group_of_one, untolerated_taints=rules.match_taints(group_of_one.taints)[1])
         machine = (
-            one.instance.name,
-            one.gpu.name,
-            one.instance.gpu_count,
-            one.efa,
-            one.spot,
-            one.gpu_assumed,
+            group_of_one.instance.name,
+            group_of_one.gpu.name,
+            group_of_one.instance.gpu_count,
+            group_of_one.efa,
+            group_of_one.spot,
+            group_of_one.gpu_assumed,
         )
-        key = (*machine, one.taints, one.free_gpus)
-        usable.setdefault(key, []).append(one)
+        key = (*machine, group_of_one.taints, group_of_one.free_gpus)
+        usable.setdefault(key, []).append(group_of_one)
     return Cluster(
         context=context,
         nodes=tuple(_merge(members) for members in usable.values()),
@@ -99,23 +99,23 @@ def _has_accelerator(node: Node) -> bool:
 
 
 def _merge(members: list[ClusterNodes]) -> ClusterNodes:
-    ephemeral = [one.ephemeral_bytes for one in members if one.ephemeral_bytes is not None]
-    sizes = [one.gpu for one in members]
+    ephemeral = [node.ephemeral_bytes for node in members if node.ephemeral_bytes is not None]
+    sizes = [node.gpu for node in members]
     return replace(
         members[0],
         gpu=min(sizes, key=lambda gpu: gpu.vram_bytes),
         count=len(members),
-        cpu=min(one.cpu for one in members),
-        memory_bytes=min(one.memory_bytes for one in members),
+        cpu=min(node.cpu for node in members),
+        memory_bytes=min(node.memory_bytes for node in members),
         ephemeral_bytes=min(ephemeral) if len(ephemeral) == len(members) else None,
-        zones=tuple(sorted({zone for one in members for zone in one.zones})),
-        names=tuple(name for one in members for name in one.names),
-        free=_least_free([one.free for one in members]),
-        holders=tuple(sorted({pod for one in members for pod in one.holders})),
+        zones=tuple(sorted({zone for node in members for zone in node.zones})),
+        names=tuple(name for node in members for name in node.names),
+        free=_min_free([node.free for node in members]),
+        holders=tuple(sorted({pod for node in members for pod in node.holders})),
     )
 
 
-def _least_free(parts: list[Free | None]) -> Free | None:
+def _min_free(parts: list[Free | None]) -> Free | None:
     listed = [part for part in parts if part is not None]
     if len(listed) < len(parts):
         return None
@@ -126,19 +126,19 @@ def _least_free(parts: list[Free | None]) -> Free | None:
     )
 
 
-def _subtract_usage(one: ClusterNodes, used: Usage | None, allocatable: int) -> ClusterNodes:
+def _subtract_usage(group_of_one: ClusterNodes, used: Usage | None, allocatable: int) -> ClusterNodes:
     """Subtract usage from one node; an unused node will run the usual daemon pods.
 
-    ``allocatable``: GPUs, slices or replicas of the node, of which ``one`` may count fewer.
+    ``allocatable``: GPUs, slices or replicas of the node, of which ``group_of_one`` may count fewer.
     """
     daemons = tables.daemons()
     gpus, cpu, memory = (used.gpus, used.cpu, used.memory_bytes) if used else (0, 0.0, 0)
     return replace(
-        one,
+        group_of_one,
         free=Free(
-            gpus=min(max(allocatable - gpus, 0), one.instance.gpu_count),
-            cpu=max(one.cpu - max(cpu, daemons.cpu), 0.0),
-            memory_bytes=max(one.memory_bytes - max(memory, daemons.memory_bytes), 0),
+            gpus=min(max(allocatable - gpus, 0), group_of_one.instance.gpu_count),
+            cpu=max(group_of_one.cpu - max(cpu, daemons.cpu), 0.0),
+            memory_bytes=max(group_of_one.memory_bytes - max(memory, daemons.memory_bytes), 0),
         ),
         holders=used.holders if used else (),
     )

@@ -15,7 +15,7 @@ from estimator.hardware.cluster.api import (
     list_all,
 )
 from estimator.hardware.cluster.quantities import quantities
-from estimator.hardware.cluster.taints import passing, taint_text
+from estimator.hardware.cluster.taints import taint_text, temporary_state
 from estimator.untrusted import parse_json
 
 INSTANCE_TYPE = "node.kubernetes.io/instance-type"
@@ -55,7 +55,7 @@ class Node:
         """Reason why the node accepts no pods now; None if it does."""
         if not self.ready or self.unschedulable:
             return "unschedulable (cordoned)" if self.ready else "not Ready"
-        return next(filter(None, map(passing, self.taints)), None)
+        return next(filter(None, map(temporary_state, self.taints)), None)
 
 
 def fetch(context: str | None = None) -> tuple[str, list[Node]]:

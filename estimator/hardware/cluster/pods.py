@@ -11,10 +11,13 @@ from estimator.hardware.cluster.nodes import GPUS, MIG, SHARED_GPUS, ZONE
 from estimator.hardware.cluster.quantities import quantity
 from estimator.hardware.cluster.quotas import QuotaPod
 from estimator.hardware.cluster.tables import PodResources
-from estimator.hardware.cluster.taints import Toleration, fence
+from estimator.hardware.cluster.taints import Toleration, match_taints
 
-ASKED_NODES = 4  # sample of the nodes that one selector matches, which are equal; one request each
-_STAYING = ("DaemonSet", "Node")  # owners of pods that stay; static pods of the kubelet belong to the node
+SAMPLED_NODES = 4  # sample of the nodes that one selector matches, which are equal; one request each
+_PERMANENT_OWNERS = (
+    "DaemonSet",
+    "Node",
+)  # owners of pods that stay; static pods of the kubelet belong to the node
 _RUNNING = "status.phase!=Succeeded,status.phase!=Failed"
 
 
@@ -41,11 +44,11 @@ class PodRules:
             return f"not in zone {value}" if name == ZONE else f"without the label {name}={value}"
         return None
 
-    def fence(
+    def match_taints(
         self, taints: Iterable[str], *, gpus: bool = True
     ) -> tuple[tuple[Toleration, ...], tuple[str, ...]]:
         """Return (tolerations of pods with or without GPUs, taints that they do not tolerate)."""
-        return fence(taints, self.tolerations, tolerate_gpu_taints=self.tolerate_gpu_taints and gpus)
+        return match_taints(taints, self.tolerations, tolerate_gpu_taints=self.tolerate_gpu_taints and gpus)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,7 +92,7 @@ def read_usage(
 
 
 def _usage(pods: list[Mapping[str, Any]]) -> Usage:
-    daemons = [pod for pod in pods if _stays(pod)]
+    daemons = [pod for pod in pods if _is_permanent(pod)]
     requested = _requests_of(pods)
     return Usage(
         gpus=int(sum(map(_gpus_of, pods))),
@@ -105,12 +108,12 @@ def _usage(pods: list[Mapping[str, Any]]) -> Usage:
 
 
 def largest_daemon_requests(get: Callable[..., Json], nodes: Iterable[str]) -> PodResources | None:
-    """Return the largest daemon-pod requests of the first ``ASKED_NODES`` nodes.
+    """Return the largest daemon-pod requests of the first ``SAMPLED_NODES`` nodes.
 
     None if one of them has no daemon pods (yet). Raises what ``get`` raises: few logins may read the pods of
     all namespaces.
     """
-    names = tuple(nodes)[:ASKED_NODES]
+    names = tuple(nodes)[:SAMPLED_NODES]
     usages = [usage for name in names for usage in read_usage(get, node=name).values()]
     requests = [usage.daemons for usage in usages if usage.daemons is not None]
     if not requests or len(requests) < len(names):
@@ -128,9 +131,9 @@ def _requests_of(pods: list[Mapping[str, Any]]) -> PodResources:
     )
 
 
-def _stays(pod: Mapping[str, Any]) -> bool:
+def _is_permanent(pod: Mapping[str, Any]) -> bool:
     owners = pod.get("metadata", {}).get("ownerReferences") or []
-    return any(owner.get("kind") in _STAYING for owner in owners)
+    return any(owner.get("kind") in _PERMANENT_OWNERS for owner in owners)
 
 
 def _gpus_of(pod: Mapping[str, Any]) -> float:

@@ -14,7 +14,7 @@ from typing import Any
 
 from estimator import hardware
 from estimator.hardware.catalogue import Instance
-from estimator.hardware.cluster.api import Json, found_at
+from estimator.hardware.cluster.api import Json, get_or_none
 from estimator.hardware.cluster.nodes import GPUS, INSTANCE_TYPE
 from estimator.hardware.cluster.pods import PodRules
 from estimator.hardware.cluster.quantities import quantities
@@ -109,8 +109,8 @@ class NodeGroup:
     """Node group of the cluster autoscaler."""
 
     name: str
-    now: int  # target number of nodes
-    most: int
+    nodes: int  # target size
+    max_nodes: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -140,7 +140,7 @@ def read_autoscalers(get: Callable[..., Json], may: Callable[..., bool]) -> Auto
 
     ``may``: function that returns whether this login has a permission.
     """
-    karpenter = found_at(get, f"/apis/{KARPENTER}")
+    karpenter = get_or_none(get, f"/apis/{KARPENTER}")
     pools: tuple[NodePool, ...] = ()
     if karpenter is not None:
         version = karpenter["preferredVersion"]["groupVersion"]
@@ -157,7 +157,7 @@ def could_grow(autoscalers: Autoscalers, request: Request, clouds: frozenset[str
     refusals = {pool.name: refusal(pool, request, rules) for pool in autoscalers.pools}
     for pool in autoscalers.pools:
         if refusals[pool.name] is None:
-            tolerations, _ = rules.fence(pool.taints, gpus=bool(request.gpus_per_node))
+            tolerations, _ = rules.match_taints(pool.taints, gpus=bool(request.gpus_per_node))
             reason = f"Karpenter's NodePool {pool.name} may add them"
             return Growth(possible=True, why=reason, tolerations=tolerations, by_karpenter=True)
     group_growth = _by_groups(autoscalers, clouds)
@@ -180,7 +180,7 @@ def refusal(pool: NodePool, request: Request, rules: PodRules) -> str | None:
     labels |= rules.labels | dict(request.node_labels) | ({CAPACITY_TYPE: "spot"} if request.spot else {})
     if broken := pool.refuses(labels):
         return broken
-    _, untolerated = rules.fence(pool.taints, gpus=bool(request.gpus_per_node))
+    _, untolerated = rules.match_taints(pool.taints, gpus=bool(request.gpus_per_node))
     if untolerated:
         return f"its nodes have the taint {untolerated[0]}, which the pods do not tolerate"
     new_nodes = pool.machines_left(instance) if instance is not None else None
@@ -271,9 +271,9 @@ def _passes(operator: str, value: str, values: tuple[str, ...]) -> bool:
 def _by_groups(autoscalers: Autoscalers, clouds: frozenset[str]) -> Growth:
     command = next((command for cloud, command in _COMMANDS.items() if cloud in clouds), "")
     growing = [
-        f"{group.name} ({group.now} of {group.most} nodes)"
+        f"{group.name} ({group.nodes} of {group.max_nodes} nodes)"
         for group in autoscalers.groups
-        if group.now < group.most
+        if group.nodes < group.max_nodes
     ]
     if growing:
         reason = f"the cluster autoscaler may add nodes to {', '.join(growing[:4])}"
@@ -293,7 +293,7 @@ def _read_groups(get: Callable[..., Json], may: Callable[..., bool]) -> tuple[tu
 
     if not may("get", "configmaps", **STATUS):
         return (), "this login may not read {namespace}/{name}".format(**STATUS)
-    config_map = found_at(get, "/api/v1/namespaces/{namespace}/configmaps/{name}".format(**STATUS))
+    config_map = get_or_none(get, "/api/v1/namespaces/{namespace}/configmaps/{name}".format(**STATUS))
     if config_map is None:
         return (), ""
     data = config_map.get("data")
@@ -327,5 +327,5 @@ def _read_groups(get: Callable[..., Json], may: Callable[..., bool]) -> tuple[tu
     return tuple(groups), "" if groups or not items else unreadable
 
 
-def _group(name: str, now: int, most: int) -> NodeGroup:
-    return NodeGroup(name=name.rpartition("/")[2], now=now, most=most)
+def _group(name: str, nodes: int, max_nodes: int) -> NodeGroup:
+    return NodeGroup(name=name.rpartition("/")[2], nodes=nodes, max_nodes=max_nodes)

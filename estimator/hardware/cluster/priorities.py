@@ -10,6 +10,8 @@ from estimator.hardware.cluster.api import Json
 
 @dataclass(frozen=True, kw_only=True, slots=True, order=True)
 class PriorityClass:
+    """PriorityClass of Kubernetes, ordered by priority."""
+
     value: int
     name: str
     is_default: bool = False
@@ -30,7 +32,7 @@ def read_priority_classes(get: Callable[..., Json]) -> tuple[PriorityClass, ...]
     )
 
 
-def usual_priority_class(get: Callable[..., Json]) -> str:
+def default_priority_class(get: Callable[..., Json]) -> str:
     """Return the default priority class; empty if the cluster has none."""
     # Kubernetes uses the lowest of several defaults (admission plugin Priority)
     return next((item.name for item in read_priority_classes(get) if item.is_default), "")

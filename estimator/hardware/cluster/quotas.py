@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from estimator.hardware.cluster.api import Json
-from estimator.hardware.cluster.priorities import usual_priority_class
+from estimator.hardware.cluster.priorities import default_priority_class
 from estimator.hardware.cluster.quantities import format_amount, quantity
 
 PREFIX = "requests."
@@ -31,29 +31,29 @@ class Quota:
     """One entry of a ResourceQuota. Amounts in cores, bytes and counts."""
 
     name: str
-    what: str  # key in the quota: "requests.nvidia.com/gpu", "pods"
-    most: float
+    key: str  # in the quota: "requests.nvidia.com/gpu", "pods"
+    limit: float
     used: float
 
     @property
     def resource(self) -> str:
         """Resource of the pods' requests that is counted: "nvidia.com/gpu", "cpu"."""
-        return self.what.removeprefix(PREFIX)
+        return self.key.removeprefix(PREFIX)
 
     @property
-    def left(self) -> float:
-        return max(self.most - self.used, 0.0)
+    def remaining(self) -> float:
+        return max(self.limit - self.used, 0.0)
 
     def amount(self, value: float) -> str:
         """Format an amount of the resource."""
-        return format_amount(self.what, value)
+        return format_amount(self.key, value)
 
 
 def read_quotas(get: Callable[..., Json], namespace: str, pod: QuotaPod) -> tuple[Quota, ...]:
     """Return all quota entries of a namespace that count such a pod. Raises what ``get`` raises."""
     quotas = get(f"/api/v1/namespaces/{namespace}/resourcequotas").get("items") or []
     if pod.priority_class is None and any(_PRIORITY_SCOPE in _scopes(quota) for quota in quotas):
-        pod = replace(pod, priority_class=usual_priority_class(get))
+        pod = replace(pod, priority_class=default_priority_class(get))
     return tuple(line for quota in quotas if _counts(quota, pod) for line in _entries(quota))
 
 
@@ -65,8 +65,8 @@ def _entries(quota: Json) -> Iterator[Quota]:
             continue
         yield Quota(
             name=quota["metadata"]["name"],
-            what=name,
-            most=quantity(limit),
+            key=name,
+            limit=quantity(limit),
             used=quantity(usage.get(name, "0")),
         )
 

@@ -12,7 +12,7 @@ from estimator.hardware.catalogue import Instance
 from estimator.plan import GIB
 
 DATA = Path(__file__).parents[2] / "data"
-WHATEVER_SIZE = ""  # a reservation independent of the size of the node
+ANY_SIZE = ""  # a reservation independent of the size of the node
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,7 +102,7 @@ def gpu_taints() -> tuple[tuple[str, str], ...]:
 
 
 @lru_cache(maxsize=1)
-def passing_taints() -> tuple[tuple[str, str], ...]:
+def temporary_taints() -> tuple[tuple[str, str], ...]:
     """Return (key pattern, state) of temporary taints, e.g. of draining nodes."""
     return tuple((row["key"], row["state"]) for row in _rows("passing_taints.csv"))
 
@@ -135,13 +135,13 @@ def _reserved(owner: str, resource: str, size: float, applies: bool = True) -> f
     if not applies:
         return 0.0
     rows = [row for row in _rows("reserves.csv") if (row["who"], row["resource"]) == (owner, resource)]
-    tiers = [(float(row["above"]), float(row["share"])) for row in rows if row["above"] != WHATEVER_SIZE]
+    tiers = [(float(row["above"]), float(row["share"])) for row in rows if row["above"] != ANY_SIZE]
     bounds = [threshold for threshold, _ in tiers] + [float("inf")]
     shares = sum(
         max(0.0, min(size, end) - threshold) * share
         for (threshold, share), end in zip(tiers, bounds[1:], strict=True)
     )
-    return shares + sum(float(row["fixed"]) for row in rows if row["above"] == WHATEVER_SIZE)
+    return shares + sum(float(row["fixed"]) for row in rows if row["above"] == ANY_SIZE)
 
 
 def _pairs(text: str) -> tuple[tuple[str, str], ...]:

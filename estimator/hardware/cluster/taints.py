@@ -51,7 +51,7 @@ def tolerated(taint: str) -> Toleration | None:
     return None
 
 
-def passing(taint: str) -> str | None:
+def temporary_state(taint: str) -> str | None:
     """Return the node state of a temporary taint, e.g. "being removed (KEY)"; None for other taints.
 
     Pods never tolerate these taints, as e.g. a draining node would evict them.
@@ -59,11 +59,11 @@ def passing(taint: str) -> str | None:
     key, _, effect = parts(taint)
     if effect not in BLOCKING:
         return None
-    states = (state for pattern, state in tables.passing_taints() if re.fullmatch(pattern, key))
+    states = (state for pattern, state in tables.temporary_taints() if re.fullmatch(pattern, key))
     return next((f"{state} ({key})" for state in states), None)
 
 
-def fence(
+def match_taints(
     taints: Iterable[str], user_tolerations: Iterable[Toleration] = (), *, tolerate_gpu_taints: bool = True
 ) -> tuple[tuple[Toleration, ...], tuple[str, ...]]:
     """Return (tolerations that pods need for these taints, taints that remain untolerated).
@@ -84,7 +84,7 @@ def fence(
     return tuple(dict.fromkeys(tolerations)), tuple(untolerated)
 
 
-def opening(taints: Iterable[str]) -> str:
+def toleration_option(taints: Iterable[str]) -> str:
     """Return the flow option, quoted for a shell, with which its pods tolerate these taints."""
     tolerations = []
     for taint in taints:
@@ -100,7 +100,7 @@ def taint_text(taint: Mapping[str, Any]) -> str:
     return f"{taint['key']}{value}:{taint['effect']}"
 
 
-def is_of_table(toleration: Toleration) -> bool:
+def is_gpu_toleration(toleration: Toleration) -> bool:
     """Return whether the table of GPU taints includes this toleration."""
     return tolerated(f"{toleration.key}={toleration.value or ''}:{toleration.effect}") is not None
 

@@ -49,7 +49,9 @@ def fetch(catalogue: Catalogue, deadline: float, today: date) -> ProviderAnswer:
         from botocore.config import Config
         from botocore.exceptions import BotoCoreError, ClientError
     except ImportError:
-        return ProviderAnswer(line="not asked: boto3 is not installed (pip install 'metaflow-finetune[aws]')")
+        return ProviderAnswer(
+            line="not queried: boto3 is not installed (pip install 'metaflow-finetune[aws]')"
+        )
     names = [item.name for item in catalogue.instances if item.cloud == "aws"]
     config = Config(
         connect_timeout=CONNECT_S,
@@ -60,13 +62,13 @@ def fetch(catalogue: Catalogue, deadline: float, today: date) -> ProviderAnswer:
         session = boto3.Session()
         if session.get_credentials() is None:
             return ProviderAnswer(
-                line="not asked: there are no credentials (aws configure, or AWS_ACCESS_KEY_ID)"
+                line="not queried: there are no credentials (aws configure, or AWS_ACCESS_KEY_ID)"
             )
         region = session.region_name or REGION
         pricing = session.client("pricing", region_name=PRICING_REGION, config=config)
         ec2 = session.client("ec2", region_name=region, config=config)
     except BotoCoreError as error:
-        return ProviderAnswer(line=f"not asked: {error}")
+        return ProviderAnswer(line=f"not queried: {error}")
 
     summaries: list[str] = []
     faults: dict[str, list[str]] = {}  # by reason

@@ -51,7 +51,7 @@ def fetch(catalogue: Catalogue, deadline: float, today: date) -> ProviderAnswer:
     without a region use the most frequent region of their cloud.
     """
     if importlib.util.find_spec("gpuhunt") is None:
-        return ProviderAnswer(line="not asked: it is not installed (pip install gpuhunt)")
+        return ProviderAnswer(line="not queried: it is not installed (pip install gpuhunt)")
     names: dict[str, list[str]] = {provider: [] for provider in CLOUDS.values()}
     for item in catalogue.instances:
         if item.cloud in CLOUDS:
@@ -71,7 +71,7 @@ def fetch(catalogue: Catalogue, deadline: float, today: date) -> ProviderAnswer:
     except subprocess.TimeoutExpired:
         return ProviderAnswer(line="time limit reached, nothing changed")
     if process.returncode != 0:
-        last = (process.stderr.strip() or "it said nothing").splitlines()[-1]
+        last = (process.stderr.strip() or "no error message").splitlines()[-1]
         return ProviderAnswer(line=f"nothing changed: {re.sub(r'^[A-Za-z_.]+: ', '', last)}")
     offers = [Offer(**entry) for entry in json.loads(process.stdout)]
     machines = {

@@ -55,7 +55,7 @@ def refresh(
     """
     lines, cells = query_providers(catalogue or hardware.catalogue(), limit_s=limit_s, today=today)
     if cells:
-        lines += _keep(cells)
+        lines += _update_cache(cells)
     return tuple(lines)
 
 
@@ -78,7 +78,7 @@ def query_providers(
     return lines, updates
 
 
-def _keep(updates: dict[str, Cells]) -> list[str]:
+def _update_cache(updates: dict[str, Cells]) -> list[str]:
     file = cache.path()
     try:
         machines = cache.rows(file)
@@ -88,5 +88,5 @@ def _keep(updates: dict[str, Cells]) -> list[str]:
         cache.write(file, machines | updates)
     except OSError as error:
         return [f"not saved: cannot write {file}: {error.strerror or error}"]
-    hardware.forget()
+    hardware.clear_cache()
     return []

@@ -14,6 +14,11 @@ export function element(name, properties = {}, ...children) {
   return made;
 }
 
+/** A text with the parts between backticks as code. */
+function withCode(text) {
+  return text.split("`").map((part, index) => (index % 2 ? element("code", {}, part) : part));
+}
+
 function gib(bytes, digits = 1) {
   return bytes == null ? "?" : (bytes / GIB).toFixed(digits);
 }
@@ -45,7 +50,7 @@ function plansOf(found) {
   const longest = Math.max(...found.plans.map((plan) =>
     Math.max(plan.needs_upper_bytes, plan.shows_upper_bytes, plan.capacity_bytes ?? 0)));
   return [
-    ...found.notes.map((note) => element("p", { className: "planner-note" }, note)),
+    ...found.notes.map((note) => element("p", { className: "planner-note" }, ...withCode(note))),
     legend(found.plans),
     element("ol", { className: "planner-plans" },
       ...found.plans.map((plan) => planOf(plan, longest, found.timed))),

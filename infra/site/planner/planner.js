@@ -5,10 +5,9 @@ import { read, written } from "./choices.js";
 
 const PAUSE_MS = 60; // of typing, before the planner is asked
 // Groups of fields that are open at first; the others open on demand, or where a field of theirs is set
-const OPEN = matchMedia("(min-width: 60em)").matches ? ["What is trained", "Where"] : ["What is trained"];
+const OPEN = matchMedia("(min-width: 60em)").matches ? ["Training", "Where"] : ["Training"];
 const root = document.getElementById("planner");
 const worker = new Worker(new URL("./worker.js", import.meta.url), { type: "module" });
-const began = performance.now();
 const inputs = new Map();
 const documents = new Set();
 let status, result;
@@ -125,9 +124,7 @@ function show({ number, found, milliseconds }) {
     ask();
   };
   result.replaceChildren(...shown(found, fields).filter(Boolean));
-  const seconds = ((performance.now() - began) / 1000).toFixed(1);
-  const first = number === 1 ? `, ${seconds} s after the page was opened` : "";
-  status.textContent = `Planned in ${Math.round(milliseconds)} ms in this browser${first}.`;
+  status.textContent = `Planned in ${(milliseconds / 1000).toFixed(1)} s in this browser.`;
   root.dataset.answered = number;
 }
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import nn
 
-from estimator.models import LATENT_PROJECTIONS, PROJECTIONS
-from estimator.models.architectures import own_names
+from estimator.models import COMPRESSED_PROJECTIONS, LATENT_PROJECTIONS, PROJECTIONS
+from estimator.models.architectures import names_in_transformers
 from launchers.engines.loop.compiled import compile_blocks
 from launchers.engines.loop.families import blocks
 from launchers.gang.job import TrainJob
@@ -36,7 +36,8 @@ def _use_float8(network: Any, job: TrainJob) -> None:
 
     recipe = Float8LinearConfig.from_recipe_name(job.settings.fp8)
     config = dataclasses.replace(recipe, emulate=job.plan.layout.device == "cpu")
-    names = set(own_names(network.config.get_text_config().model_type, (*PROJECTIONS, *LATENT_PROJECTIONS)))
+    linear_names = (*PROJECTIONS, *LATENT_PROJECTIONS, *COMPRESSED_PROJECTIONS)
+    names = set(names_in_transformers(network.config.get_text_config().model_type, linear_names))
 
     def converted(module: nn.Module, name: str) -> bool:
         *_, last = (part for part in name.split(".") if part != "base_layer")

@@ -205,7 +205,14 @@ def _storage_dtype(job: TrainJob) -> torch.dtype:
 
 
 def _pretrained(job: TrainJob, device: torch.device, **options: Any) -> Any:
-    return model.pretrained(job, dtype=_storage_dtype(job), device=device, **options)
+    """Load the job's model with parameters of one type, which a shard's collectives need.
+
+    transformers keeps some parameters in fp32 in some families, such as DeepSeek V4's norms.
+    """
+    network = model.pretrained(job, dtype=_storage_dtype(job), device=device, **options)
+    for parameter in network.parameters():
+        parameter.data = parameter.data.to(_storage_dtype(job))
+    return network
 
 
 def _made_trainable(network: Any, job: TrainJob) -> Any:
@@ -285,8 +292,11 @@ def _distribute_weights(full_model: Any, network: Any, job: TrainJob, device: to
         {name: parts[id(weight)] for name, weight in parameters}, strict=False, assign=True
     )
     full_buffers = {} if full_model is None else dict(full_model.named_buffers())
+    # loaded buffers may be in fp32 where those of the empty model are not, such as biases of routers
+    types = [{name: buffer.dtype for name, buffer in full_buffers.items()}]
+    dist.broadcast_object_list(types, src=0)
     for name, buffer in network.named_buffers():
         owner, _, last = name.rpartition(".")
-        tensor = (full_buffers[name] if full_buffers else buffer).to(device)
+        tensor = full_buffers.get(name, buffer).to(device, types[0][name])
         dist.broadcast(tensor, src=0)
         network.get_submodule(owner)._buffers[last] = tensor

@@ -23,7 +23,7 @@ from launchers.gang.job import TrainJob
 from launchers.gang.leaving import Cadence
 from launchers.gang.rank import RankEnv, RankReporter
 from launchers.report.evaluations import HeldOutLoss, best_of, exported_step, stops_early
-from launchers.report.telemetry import Drawn, Evaluated
+from launchers.report.telemetry import Evaluated, EvaluationImages
 
 SIGN_S = 5.0  # interval between progress reports of a long evaluation
 
@@ -121,7 +121,9 @@ class Evaluator:
         with self._averaged(), _evaluation_mode(self._network):
             pictures = rows.draw(model)
         if self._env.rank == 0:
-            self._reporter.drawn(Drawn(rank=0, step=step, captions=rows.captions, pictures=pictures))
+            self._reporter.drawn(
+                EvaluationImages(rank=0, step=step, captions=rows.captions, pictures=pictures)
+            )
 
     def _evaluate(self, step: int, model: Answering, rows: HeldOut) -> HeldOutLoss:
         start = last_report = time.perf_counter()

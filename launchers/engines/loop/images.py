@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from estimator.plan import Layout
-from launchers.dataset.batches import copied, step_rows
+from launchers.dataset.batches import copy_to_device, step_rows
 from launchers.dataset.prepared import Prepared
 from launchers.dataset.seeding import random_stream
 from launchers.engines.loop.outcome import Outcome, StepCounts
@@ -59,7 +59,8 @@ class LatentBatch:
     def to(self, device: torch.device) -> LatentBatch:
         """Copy to ``device``, as MicroBatch does."""
         tensors = {
-            field.name: copied(getattr(self, field.name), device) for field in dataclasses.fields(self)
+            field.name: copy_to_device(getattr(self, field.name), device)
+            for field in dataclasses.fields(self)
         }
         return LatentBatch(**tensors)
 

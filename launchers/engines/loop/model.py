@@ -7,11 +7,17 @@ from typing import Any
 import torch
 
 from estimator.errors import UserError
-from estimator.models import LATENT_PROJECTIONS, PROJECTIONS, RECURRENT_PROJECTIONS, architectures
-from estimator.models.architectures import own_names
+from estimator.models import (
+    COMPRESSED_PROJECTIONS,
+    LATENT_PROJECTIONS,
+    PROJECTIONS,
+    RECURRENT_PROJECTIONS,
+    architectures,
+)
+from estimator.models.architectures import names_in_transformers
 from estimator.vocabulary import METHODS, TASKS, product_type
 from launchers.base.imports import collector_paused
-from launchers.engines.loop import head, liger, quantized, unet, varlen, vision, whole_modules
+from launchers.engines.loop import compressors, head, liger, quantized, unet, varlen, vision, whole_modules
 from launchers.engines.loop.families import blocks, expert_tensors, indexers
 from launchers.engines.loop.recompute import recompute
 from launchers.engines.reward_head import HEAD
@@ -58,6 +64,7 @@ def made_trainable(model: Any, job: TrainJob, *, adapters_in_fp32: bool = False)
     """
     if varlen.applies(job):
         varlen.use(model)
+    compressors.fill_windows(model)
     if job.settings.liger:
         liger.put_in(model, loss_alone=job.settings.compile or job.settings.fp8 != "none")
         if TASKS[job.settings.task].preferences:
@@ -121,14 +128,16 @@ def low_rank_config(model: Any, job: TrainJob) -> Any:
         options["modules_to_save"] = [*options.get("modules_to_save", ()), HEAD]
     if lora.experts:
         options["target_parameters"] = expert_tensors(model)
+    layer_names = adapted_layers(model, settings)
+    indexer_layers = {name for indexer in indexers(model) for name, _ in indexer.named_children()}
+    if indexer_layers & set(layer_names):  # DeepSeek V4's have names of attention's layers
+        options["exclude_modules"] = r".*\.indexer\..*"
     return LoraConfig(
         r=lora.rank,
         lora_alpha=int(lora.alpha) if lora.alpha.is_integer() else lora.alpha,
         lora_dropout=lora.dropout,
         target_modules=(
-            adapted_layers(model, settings)
-            if settings.vision is None
-            else vision.adapted_layers(model, adapted_layers(model, settings), settings)
+            layer_names if settings.vision is None else vision.adapted_layers(model, layer_names, settings)
         ),
         use_rslora=lora.rslora,
         use_dora=job.plan.method == "dora",
@@ -146,13 +155,13 @@ def adapted_layers(model: Any, settings: Settings) -> list[str]:
     """
     targets = settings.lora.targets
     linear = {name.rpartition(".")[2] for name, m in model.named_modules() if isinstance(m, torch.nn.Linear)}
-    all_targets = (*PROJECTIONS, *LATENT_PROJECTIONS, *RECURRENT_PROJECTIONS)
+    all_targets = (*PROJECTIONS, *LATENT_PROJECTIONS, *COMPRESSED_PROJECTIONS, *RECURRENT_PROJECTIONS)
     generic = all_targets if settings.lora.all_linear else targets
     model_type = model.config.get_text_config().model_type
     usable = linear - _names_of_experts(model_type)
     if architectures.family_of(model_type).recurrence == "mamba2":
         usable -= {"out_proj"}  # the fused kernel reads its weight directly and would ignore an adapter
-    modules = [name for name in own_names(model_type, generic) if name in usable]
+    modules = [name for name in names_in_transformers(model_type, generic) if name in usable]
     if not modules:
         names = targets if isinstance(targets, str) else ", ".join(targets)
         raise UserError(

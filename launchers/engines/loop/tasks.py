@@ -21,7 +21,7 @@ from estimator.vocabulary import IMAGE_TASK, TASKS
 from launchers.dataset.batches import (
     ImageInputs,
     MicroBatch,
-    counted_labels,
+    count_labels,
     log_probabilities,
     micro_batches,
     mismatched_batches,
@@ -121,7 +121,7 @@ class NextToken(OfRows):
         """Do nothing: micro batches are independent."""
 
     def counts(self, data: Prepared, step: int, global_batch_size: int) -> StepCounts:
-        return StepCounts(divisor=max(1, counted_labels(data, step, global_batch_size)))
+        return StepCounts(divisor=max(1, count_labels(data, step, global_batch_size)))
 
     def outcome(self, model: Answering, batch: MicroBatch, _: StepCounts, /) -> Outcome:
         if self.fused:
@@ -161,7 +161,7 @@ class Preferences(OfRows):
         reference = None
         if batch.reference is not None:
             chosen, rejected = batch.reference.unbind(1)
-            lengths = batch.sums(batch.labels != IGNORE).chunk(2)
+            lengths = batch.sum_by_sequence(batch.labels != IGNORE).chunk(2)
             reference = Answers(
                 chosen=chosen, rejected=rejected, chosen_tokens=lengths[0], rejected_tokens=lengths[1]
             )
@@ -287,7 +287,7 @@ class Kto(OfRows):
 
     def _sums(self, model: Answering, batch: MicroBatch) -> torch.Tensor:
         """Return [rows]: log-probability of each answer."""
-        return batch.sums(self.log_probabilities(model, batch, batch.labels))
+        return batch.sum_by_sequence(self.log_probabilities(model, batch, batch.labels))
 
     def _untrained(self, model: Answering, batch: MicroBatch) -> torch.Tensor:
         """Return [rows]: log-probability of each answer under the untrained model."""
@@ -355,8 +355,8 @@ def answers_of(logits: torch.Tensor, batch: MicroBatch) -> Answers:
 
 def _answers(per_token: torch.Tensor, batch: MicroBatch) -> Answers:
     """Sum the tokens' log-probabilities (0 where labels do not count) over each answer."""
-    chosen, rejected = batch.sums(per_token).chunk(2)
-    chosen_tokens, rejected_tokens = batch.sums(batch.labels != IGNORE).chunk(2)
+    chosen, rejected = batch.sum_by_sequence(per_token).chunk(2)
+    chosen_tokens, rejected_tokens = batch.sum_by_sequence(batch.labels != IGNORE).chunk(2)
     return Answers(
         chosen=chosen, rejected=rejected, chosen_tokens=chosen_tokens, rejected_tokens=rejected_tokens
     )

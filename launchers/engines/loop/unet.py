@@ -36,7 +36,7 @@ def load(job: TrainJob, dtype: torch.dtype) -> Any:
         from diffusers import UNet2DConditionModel
 
     network = UNet2DConditionModel.from_pretrained(job.model_dir / FOLDER, torch_dtype=dtype)
-    return _whole(network, job, dtype, weights=True)
+    return _with_text_encoders(network, job, dtype, weights=True)
 
 
 def build(job: TrainJob, dtype: torch.dtype) -> Any:
@@ -45,10 +45,12 @@ def build(job: TrainJob, dtype: torch.dtype) -> Any:
         from diffusers import UNet2DConditionModel
 
     configuration = UNet2DConditionModel.load_config(job.model_dir / FOLDER)
-    return _whole(UNet2DConditionModel.from_config(configuration).to(dtype), job, dtype, weights=False)
+    return _with_text_encoders(
+        UNet2DConditionModel.from_config(configuration).to(dtype), job, dtype, weights=False
+    )
 
 
-def _whole(network: Any, job: TrainJob, dtype: torch.dtype, *, weights: bool) -> Any:
+def _with_text_encoders(network: Any, job: TrainJob, dtype: torch.dtype, *, weights: bool) -> Any:
     """Return the UNet, with its text encoders if those are trained."""
     if not job.settings.images.text_encoders:
         return network

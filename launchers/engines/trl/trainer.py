@@ -106,7 +106,7 @@ class _Trainer(GRPOTrainer):  # type: ignore[misc,unused-ignore]
         if tokenizer.pad_token_id is None:
             tokenizer.pad_token = tokenizer.convert_ids_to_tokens(render.pad_id_of(tokenizer))
         data = Prepared(job.data_dir)
-        prompt_rows = prompts.read_written(job.data_dir / PROMPTS)
+        prompt_rows = prompts.read_prompts(job.data_dir / PROMPTS)
         order = [int(row) for row in data.order[: job.total_steps * data.info.global_batch_size]]
         model = causal.load(
             job.model_dir, trust_remote_code=job.settings.trust_remote_code, dtype=_dtype(job)

@@ -1,4 +1,4 @@
-"""One step on nodes of AWS Batch, which does on them what a test wants; all others run beside the client."""
+"""A flow with one multi-node step on AWS Batch that a test controls; other steps run on the client."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MEMORY_MIB = 768
 
 
 def asks(parameters: Mapping[str, Any], backend: Backend, gpus: int | None) -> NodeRequest:
-    """Small containers, so that too much memory is soon reached."""
+    """Request small containers, so that a memory limit is reached quickly."""
     request = Request(
         nodes=parameters["nodes"],
         gpus_per_node=0,

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.gpu_speed``: its order, its rows, what a later call repeats, and tiny runs."""
+"""``python -m benchmarks.gpu_speed``: order of runs, result rows, resumption, and a tiny rehearsal."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def test_every_case_is_run_by_the_first_engine_and_all_peers_before_the_other_en
 
 
 def test_a_row_is_compared_with_the_fastest_peer_of_its_case() -> None:
-    first, *rest = page.rows(cases.in_order(ON_GPU), measured(ours=9000.0, trl=6000.0, tune=7500.0))
+    first, *slower_peers = page.rows(cases.in_order(ON_GPU), measured(ours=9000.0, trl=6000.0, tune=7500.0))
     assert (first.engine, first.best_peer, first.ratio) == ("fsdp2", TUNE, pytest.approx(1.2))
-    assert {row.ended for row in rest} == {"not measured"}
-    assert all(row.ratio is None and row.tokens_per_s is None for row in rest)
+    assert {row.ended for row in slower_peers} == {"not measured"}
+    assert all(row.ratio is None and row.tokens_per_s is None for row in slower_peers)
 
 
 def test_the_page_compares_measured_speed_and_memory_with_the_plan() -> None:
@@ -72,19 +72,19 @@ def test_finished_runs_are_read_back_and_not_repeated(tmp_path: Path) -> None:
     results.outcomes[runs[0].name] = Outcome(ended="failed")
     path = tmp_path / "gpu_speed.json"
     path.write_text(json.dumps(page.figures(runs, results, HEADING)))
-    again = Results.load(path, "H200")
-    assert [run for run in runs if not again.is_done(run)] == [runs[0], runs[-1]]
+    reloaded = Results.load(path, "H200")
+    assert [run for run in runs if not reloaded.is_done(run)] == [runs[0], runs[-1]]
     assert Results.load(path, "another card").outcomes == {}
     messages: list[str] = []
     session = Session(
         suite=speed(TINY, H100),
         folder=tmp_path,
         clock=Clock(0.01),
-        results=again,
+        results=reloaded,
         say=messages.append,
         keep=lambda: None,
     )
-    again.equality = {}
+    reloaded.equality = {}
     session.measure(runs)
     assert messages == [f"{run.name}: no time left (expected 40 s)" for run in (runs[0], runs[-1])]
 
@@ -105,8 +105,8 @@ def test_a_dry_run_lists_the_runs_on_any_machine(
     only: str,
     engines: list[str],
 ) -> None:
-    words = ["--dry-run", "--only", only, "--suite", suite, "--out", str(tmp_path)]
-    monkeypatch.setattr(sys, "argv", ["gpu_speed", *words])
+    arguments = ["--dry-run", "--only", only, "--suite", suite, "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["gpu_speed", *arguments])
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 0
@@ -149,8 +149,8 @@ def test_a_tiny_rehearsal_measures_this_package_and_a_peer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FINETUNE_WORK_DIR", str(tmp_path / "work"))
-    for words in ("lora fsdp2", "lora CLI"):
-        argv = ["gpu_speed", "--tiny", "--minutes", "9", "--only", words, "--out", str(tmp_path / "out")]
+    for case_name in ("lora fsdp2", "lora CLI"):
+        argv = ["gpu_speed", "--tiny", "--minutes", "9", "--only", case_name, "--out", str(tmp_path / "out")]
         monkeypatch.setattr(sys, "argv", argv)
         with pytest.raises(SystemExit) as ended:
             main()

@@ -1,4 +1,4 @@
-"""Machines with GPUs as NVML describes them, and runs on them as the launchers plan them, for tests."""
+"""Machines with GPUs as described by NVML, and finished runs on them, for tests."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ H100S = machine("NVIDIA H100 80GB HBM3", 81_559, 8)
 
 
 def job_of(case: Case, scale: Scale) -> Job:
-    """What the launchers make of the case's settings, with the table's model."""
+    """Return the planned job for the settings of a case, with the model of the catalog."""
     spec = models.find(case.model)
     settings = cases.settings_of(case, scale, Path(case.model), Path("rows.jsonl"))
     return build_job(settings, spec, settings.max_steps)
@@ -43,7 +43,7 @@ def plan_of(case: Case, scale: Scale, place: Machine) -> Plan:
 
 
 def ran(case: Case, plan: Plan, **figures: Any) -> Measured:
-    """A run that showed what was predicted, but for ``figures``."""
+    """Return a run whose measurements equal its prediction except for ``figures``."""
     memory = plan.prediction.memory
     shown = {
         "live_bytes": memory.live_bytes,

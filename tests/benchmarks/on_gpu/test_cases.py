@@ -1,4 +1,4 @@
-"""Which runs are measured, in which order, and what a user's settings for them are."""
+"""Selection and order of the measured runs, and the settings of each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ALONE = Machine(cpu_cores=2, ram_bytes=2**34, disk_free_bytes=2**40)
 
 
 def models_of(machine: Machine, **traits: object) -> dict[str, str]:
-    """The model by method and engine, of cases with these traits."""
+    """Return the model by method and engine of the cases with these traits."""
     return {
         f"{case.method} {case.engine}": case.model
         for case in cases.in_order(ON_GPUS, machine)
@@ -25,7 +25,7 @@ def models_of(machine: Machine, **traits: object) -> dict[str, str]:
     }
 
 
-def test_every_method_engine_length_and_switch_is_one_case() -> None:
+def test_each_combination_of_method_engine_length_and_switch_is_one_case() -> None:
     every = cases.in_order(ON_GPUS, H200)
     assert len(every) == len({case.name for case in every}) == 3 * 3 * (4 + 2)
     switches = {(case.longest_first, case.expandable_segments) for case in every if case.lengths == "varying"}
@@ -53,14 +53,14 @@ def test_the_smallest_model_is_tried_even_if_nothing_fits() -> None:
     assert plan.layout.micro_batch_size == ON_GPUS.micro_batch_size
 
 
-def test_an_unsupported_case_has_the_engines_reason() -> None:
+def test_an_unsupported_case_has_the_reason_of_the_engine() -> None:
     every = cases.in_order(ON_CPU, ALONE, "smollm2-135m")
     refused = [case for case in every if cases.unsupported_case(case, ON_CPU)]
     assert {(case.method, case.engine) for case in refused} == {("qlora", "torchtune")}
     assert "NF4 needs matrices" in str(cases.unsupported_case(refused[0], ON_CPU))
 
 
-def test_a_case_has_a_users_settings_with_its_switches_and_no_evaluation() -> None:
+def test_the_settings_of_a_case_have_its_switches_and_no_evaluation() -> None:
     for case in cases.in_order(ON_GPUS, H100S):
         settings = cases.settings_of(case, ON_GPUS, Path("/models/m"), Path("rows.jsonl"))
         assert settings.longest_first == case.longest_first
@@ -72,8 +72,8 @@ def test_a_case_has_a_users_settings_with_its_switches_and_no_evaluation() -> No
 
 def test_the_only_option_matches_words_of_a_name_in_any_order() -> None:
     every = cases.in_order(ON_CPU, ALONE)
-    found = cases.chosen(every, "packed lora off")
-    assert {case.name for case in found} == {
+    chosen = cases.chosen(every, "packed lora off")
+    assert {case.name for case in chosen} == {
         f"tiny-llama lora {engine}, packed, expandable segments off" for engine in cases.ENGINES
     }
     with pytest.raises(UserError, match="--only lora megatron: no case has all these words"):

@@ -1,4 +1,4 @@
-"""The rows that are trained on: their lengths, as the launchers' own tokenization finds them."""
+"""Training rows of the benchmarks: lengths as counted by the tokenization of the launchers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_lengths_are_log_uniform_and_include_the_longest() -> None:
 
 
 @pytest.mark.slow
-def test_rows_have_the_lengths_that_were_drawn_and_the_longest_is_cut_to_the_full_length(
+def test_rows_have_the_sampled_lengths_and_the_longest_is_truncated_to_the_maximum(
     tmp_path: Path, model: Path
 ) -> None:
     info, rows = prepared(tmp_path, model, global_batch_size=20)

@@ -1,4 +1,4 @@
-"""Holding a process below a limit: of the host's memory for real, of a GPU's by what torch is told."""
+"""Memory limits of a process: enforced for host memory, and passed to torch for GPU memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ for gib in (4, 0.4):
 
 
 @pytest.mark.slow
-def test_a_process_that_would_hold_more_than_the_limit_fails_as_out_of_memory() -> None:
+def test_a_process_that_exceeds_the_memory_limit_fails_as_out_of_memory() -> None:
     done = subprocess.run([sys.executable, "-c", FILL], capture_output=True, text=True, check=False)
     assert done.stdout == "held below 4\n"
     assert "DefaultCPUAllocator: can't allocate memory" in done.stderr

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.on_gpu``: the whole of it on this machine's CPU, and mistakes in words."""
+"""``python -m benchmarks.on_gpu``: a complete session on the CPU of this machine, and user errors."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize(
-    ("words", "problem"),
+    ("expected", "problem"),
     [
         (("--minutes", "0"), "--minutes 0 is not possible."),
         (("--model", "mixtral-8x7b"), "mixtral-8x7b (mixtral) cannot be generated with random weights"),
     ],
 )
-def test_a_mistake_is_two_lines_that_say_what_to_do(
-    words: tuple[str, ...],
+def test_a_user_error_is_two_lines_with_advice(
+    expected: tuple[str, ...],
     problem: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["on_gpu", *words, "--out", str(tmp_path / "out")])
+    monkeypatch.setattr(sys, "argv", ["on_gpu", *expected, "--out", str(tmp_path / "out")])
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 2
@@ -43,9 +43,9 @@ def test_a_mistake_is_two_lines_that_say_what_to_do(
 @pytest.mark.slow
 @pytest.mark.nightly
 def test_a_cpu_rehearsal_runs_and_scores_the_same_cases_with_tiny_shapes(tmp_path: Path) -> None:
-    """QLoRA under DeepSpeed, for real, also below limits."""
-    words = "qlora deepspeed varying drawn off"
-    options = ["--minutes", "9", "--only", words, "--resolution", "0.3", "--out", str(tmp_path / "out")]
+    """Run QLoRA under DeepSpeed, also below memory limits."""
+    arguments = "qlora deepspeed varying drawn off"
+    options = ["--minutes", "9", "--only", arguments, "--resolution", "0.3", "--out", str(tmp_path / "out")]
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.on_gpu", *options],
         cwd=ROOT,
@@ -66,9 +66,11 @@ def test_a_cpu_rehearsal_runs_and_scores_the_same_cases_with_tiny_shapes(tmp_pat
     assert [trial["ended"] for trial in ours["trials"]].count("out of memory") >= 1
     limits = {trial["limit_bytes"]: trial["ended"] for trial in ours["trials"]}
     assert min(limit for limit, ended in limits.items() if ended == "ran") == ours["needed_bytes"]
-    found = scoring.compare(out / "on_gpu_cpu.csv")
-    assert {item.row.kind for item in found.memory} == {"process", "needed"}
-    assert all(abs(item.error) < 0.5 for item in found.memory), [item.error for item in found.memory]
+    comparison = scoring.compare(out / "on_gpu_cpu.csv")
+    assert {item.row.kind for item in comparison.memory} == {"process", "needed"}
+    assert all(abs(item.error) < 0.5 for item in comparison.memory), [
+        item.error for item in comparison.memory
+    ]
     text = (out / "on_gpu_cpu.md").read_text()
     assert "tiny-llama qlora deepspeed, varying, as drawn, expandable segments off | " in text
     assert "| correctness | PASS |" in text

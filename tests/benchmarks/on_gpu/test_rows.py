@@ -1,4 +1,4 @@
-"""The rows of a session: read back they are the very steps that ran, and they can be scored."""
+"""Result rows of a session: they are read back as the measured steps and can be scored."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ def test_a_row_describes_the_step_that_the_launchers_planned(case: Case, tmp_pat
     )
 
 
-def test_each_figure_is_a_row_with_its_own_prediction(tmp_path: Path) -> None:
+def test_each_measurement_is_a_row_with_its_own_prediction(tmp_path: Path) -> None:
     case = CASES[0]
     plan = plan_of(case, ON_GPUS, H200)
     measured = needing(ran(case, plan), 20.0)
-    found = scoring.compare(written(tmp_path, measured))
-    kinds = {item.row.kind: item for item in found.memory}
+    comparison = scoring.compare(written(tmp_path, measured))
+    kinds = {item.row.kind: item for item in comparison.memory}
     predicted = plan.prediction.memory
     assert set(kinds) == {"reserved", "allocated", "process", "needed"}
     assert kinds["process"].predicted * GIB == pytest.approx(predicted.shows_bytes)
@@ -65,7 +65,7 @@ def test_each_figure_is_a_row_with_its_own_prediction(tmp_path: Path) -> None:
     # its own limit, and the GiB of CUDA's context that lie outside of what the limit holds
     assert kinds["needed"].measured == pytest.approx(21.0, abs=1e-3)
     assert kinds["allocated"].measured * GIB == pytest.approx(predicted.live_bytes, rel=1e-3)
-    assert len(found.judged) == 1, "four figures of one run are one verdict"
+    assert len(comparison.judged) == 1, "four figures of one run are one verdict"
 
 
 def test_a_peak_that_nvml_missed_has_no_row(tmp_path: Path) -> None:
@@ -77,8 +77,8 @@ def test_a_peak_that_nvml_missed_has_no_row(tmp_path: Path) -> None:
 def test_a_speed_is_scored_once_and_only_of_packed_rows(tmp_path: Path) -> None:
     varying, packed = CASES[0], next(case for case in CASES if case.lengths == "fixed")
     measured = [ran(case, plan_of(case, ON_GPUS, H200)) for case in (varying, packed)]
-    found = scoring.compare(written(tmp_path, *measured))
-    (scored,) = found.throughput
+    comparison = scoring.compare(written(tmp_path, *measured))
+    (scored,) = comparison.throughput
     assert scored.row.id == "x-004"
     assert scored.measured == 2 * 2 * 2048 / 2.0  # whole sequences over the step's seconds
 

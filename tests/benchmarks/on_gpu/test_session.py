@@ -1,4 +1,4 @@
-"""Going through the cases: within the time, each run apart, and nothing left behind."""
+"""Execution of all cases: within the time limit, each run in its own process, without leftovers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def order(folder: Path, limit_bytes: int | None = None) -> Order:
 
 
 def alive(folder: Path) -> list[str]:
-    """Processes whose command names something of the folder."""
+    """Return processes whose command line contains the folder."""
     commands = [process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"])]
     return [" ".join(command) for command in commands if any(str(folder) in word for word in command)]
 
@@ -56,10 +56,10 @@ def test_a_case_without_remaining_time_is_skipped_and_named(tmp_path: Path) -> N
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_an_nvml_peak_the_need_is_unknown() -> None:
+def test_the_needed_memory_is_unknown_without_an_nvml_peak() -> None:
     outcome = Outcome(ended="ran", reserved_bytes=900, device_bytes=20)
-    found = Found(runs_bytes=800, fails_bytes=790, trials=3, finished=True)
-    measured = Measured(case=FULL, outcome=outcome, found=found)
+    interval = Found(runs_bytes=800, fails_bytes=790, trials=3, finished=True)
+    measured = Measured(case=FULL, outcome=outcome, found=interval)
     assert measured.device_missed
     assert (measured.device_bytes, measured.outside_bytes, measured.needed_bytes) == (None, None, None)
 
@@ -84,7 +84,7 @@ def test_a_run_under_too_low_a_limit_runs_out_of_memory_and_has_no_machine(tmp_p
 
 
 @pytest.mark.slow
-def test_a_mistake_in_the_settings_is_refused_with_its_reason(tmp_path: Path) -> None:
+def test_an_invalid_setting_is_refused_with_the_reason(tmp_path: Path) -> None:
     train_order = order(tmp_path)
     train_order.settings["seq_len"] = 4096
     outcome = run_apart(train_order, 300)

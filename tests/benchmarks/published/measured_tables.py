@@ -1,4 +1,4 @@
-"""A table of measurements with the lines that a test gives."""
+"""Tables of measurements with the rows of a test."""
 
 import csv
 from functools import lru_cache
@@ -12,13 +12,13 @@ CARRIED = rows.TABLE
 
 @lru_cache(maxsize=1)
 def carried() -> scoring.Comparison:
-    """The scores of the repository's own table."""
+    """Scores of the measurements in the repository."""
     return scoring.compare(CARRIED)
 
 
 @lru_cache(maxsize=1)
 def carried_held_out() -> scoring.Comparison:
-    """The scores of the repository's own table, each source with ranges fitted to the others."""
+    """Scores of the measurements in the repository, each source with ranges fitted to the others."""
     return compare_held_out(CARRIED)
 
 

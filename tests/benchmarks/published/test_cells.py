@@ -1,4 +1,4 @@
-"""The file of a table: what is refused, by file, line and column."""
+"""Parsing of a table file: errors name file, line and column."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ def problem(path: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
+    ("content", "reason"),
     [
         (None, "table.csv cannot be read"),
         (b"\x89PNG\x00\xff\xfe", "is not a CSV file"),
@@ -26,11 +26,11 @@ def problem(path: Path) -> str:
         (b"a,b\n1,2\n", "table.csv has no column id, source, model"),
     ],
 )
-def test_a_file_without_a_table_is_refused(tmp_path: Path, content: bytes | None, says: str) -> None:
+def test_a_file_without_a_table_is_refused(tmp_path: Path, content: bytes | None, reason: str) -> None:
     path = tmp_path / "table.csv"
     if content is not None:
         path.write_bytes(content)
-    assert says in problem(path)
+    assert reason in problem(path)
 
 
 def test_a_cell_without_its_number_and_a_table_without_rows_are_named(tmp_path: Path) -> None:

@@ -21,21 +21,24 @@ def run(*arguments: str) -> str:
     return result.stdout
 
 
-def test_json_has_every_figure_over_all_rows_per_group_and_per_row() -> None:
-    found = json.loads(run(str(CARRIED), "--json", "--rows"))
-    assert found["rows"] == len(carried().rows)
-    assert found["rows_scored"] + len(found["rows_skipped"]) == found["rows"]
+def test_json_output_has_every_metric_for_all_rows_per_group_and_per_row() -> None:
+    comparison = json.loads(run(str(CARRIED), "--json", "--rows"))
+    assert comparison["rows"] == len(carried().rows)
+    assert comparison["rows_scored"] + len(comparison["rows_skipped"]) == comparison["rows"]
     figures = {field.name for field in fields(Score)}
-    assert {"ran", "refused_of_ran", "oom", "accepted_of_oom"} <= set(found["verdict"])
-    wrong = found["verdict"]["refused_of_ran"] + found["verdict"]["accepted_of_oom"]
-    assert len(found["verdict"]["wrong"]) == wrong
-    for what in ("memory", "throughput"):
-        assert set(found[what]["all"]) == figures
+    assert {"ran", "refused_of_ran", "oom", "accepted_of_oom"} <= set(comparison["verdict"])
+    wrong = comparison["verdict"]["refused_of_ran"] + comparison["verdict"]["accepted_of_oom"]
+    assert len(comparison["verdict"]["wrong"]) == wrong
+    for metric in ("memory", "throughput"):
+        assert set(comparison[metric]["all"]) == figures
         for by in ("source", "framework", "method", "quality"):
-            groups = found[what][by]
+            groups = comparison[metric][by]
             assert all(set(group) == figures for group in groups.values())
-            assert sum(group["rows"] for group in groups.values()) == found[what]["all"]["rows"]
-    assert len(found["each_row"]) == found["memory"]["all"]["rows"] + found["throughput"]["all"]["rows"]
+            assert sum(group["rows"] for group in groups.values()) == comparison[metric]["all"]["rows"]
+    assert (
+        len(comparison["each_row"])
+        == comparison["memory"]["all"]["rows"] + comparison["throughput"]["all"]["rows"]
+    )
 
 
 def test_csv_has_a_line_for_each_prediction() -> None:
@@ -56,7 +59,7 @@ def test_an_unknown_grouping_is_named() -> None:
         run(str(CARRIED), "--by", "model")
 
 
-def test_a_mistake_is_two_lines_and_status_2(
+def test_a_user_error_is_two_lines_with_exit_status_2(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.argv", ["compare", "missing.csv"])
@@ -76,7 +79,7 @@ def test_a_row_that_cannot_be_scored_is_listed_with_its_reason(tmp_path: Path) -
         writer = csv.DictWriter(file, line)
         writer.writeheader()
         writer.writerow({**line, "id": "x9", "method": "ia3"})
-    found = json.loads(run(str(path), "--json"))
-    assert found["rows_scored"] == 0
-    assert found["rows_skipped"] == {"x9": "method 'ia3' is not supported"}
-    assert found["memory"]["all"]["median_abs_error"] is None
+    comparison = json.loads(run(str(path), "--json"))
+    assert comparison["rows_scored"] == 0
+    assert comparison["rows_skipped"] == {"x9": "method 'ia3' is not supported"}
+    assert comparison["memory"]["all"]["median_abs_error"] is None

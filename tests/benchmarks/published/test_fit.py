@@ -1,4 +1,4 @@
-"""Memory against published peaks: as fitted, and with each publication left out of the fit in turn.
+"""Memory predictions against published peaks: as fitted, and with each publication held out in turn.
 
 ``benchmarks/published/fit.py`` says what is fitted: a factor and a range for each of a few classes, no row.
 """
@@ -31,10 +31,10 @@ def scores() -> dict[str, dict[str, float]]:
 
 
 @pytest.mark.parametrize("how", ["in_sample", "held_out_by_source"])
-def test_half_of_the_precise_rows_are_within_5_percent_and_19_of_20_within_20(how: str) -> None:
-    found = scores()[how]
-    assert found["median_abs_error"] <= 0.05
-    assert found["p95_abs_error"] <= 0.2
+def test_errors_of_half_of_the_precise_rows_are_within_5_percent_and_of_19_in_20_within_20(how: str) -> None:
+    score = scores()[how]
+    assert score["median_abs_error"] <= 0.05
+    assert score["p95_abs_error"] <= 0.2
 
 
 def test_the_range_covers_19_of_20_rows_of_held_out_sources() -> None:
@@ -51,7 +51,7 @@ def test_the_committed_residuals_and_scores_match_the_fit() -> None:
 
 
 @pytest.mark.slow
-def test_a_refit_from_any_start_reaches_the_factors_of_the_table() -> None:
+def test_a_refit_from_any_start_reaches_the_committed_factors() -> None:
     factors = list(table().values())
     shifted = [row if row.name in fit.GIVEN else replace(row, factor=1.5 * row.factor) for row in factors]
     assert list(refit.settled(rows.read(rows.TABLE), shifted).values()) == factors
@@ -78,7 +78,7 @@ def test_each_class_has_one_factor_and_its_widths() -> None:
         ("m0142", "m0141", 23.1 - 21.8),  # activations on the host
     ],
 )
-def test_what_each_setting_of_torchtune_saves_is_predicted(
+def test_the_memory_saved_by_each_torchtune_setting_is_predicted(
     with_it: str, without: str, difference_gib: float
 ) -> None:
     predicted = {run.id: run.fixed + run.dynamic for run in runs()}

@@ -1,4 +1,4 @@
-"""The model of a row: of the table, or of the row's own dimensions."""
+"""The model of a row: from the catalog, or from the dimensions in the row."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import pytest
 from tests.benchmarks.published.measured_tables import read
 
 
-def test_a_model_missing_from_the_table_is_built_from_the_rows_dimensions(tmp_path: Path) -> None:
+def test_a_model_missing_from_the_catalog_is_built_from_the_dimensions_of_the_row(tmp_path: Path) -> None:
     row = read(tmp_path, model="an-own-model")
     assert row.setup is not None
     assert row.setup.model.parameters == 6_738_415_616
@@ -29,7 +29,7 @@ def test_dimensions_that_contradict_the_parameter_count_are_skipped(tmp_path: Pa
     assert "6.74 billion parameters" in str(row.memory_skip)
 
 
-def test_a_vocabulary_padded_by_its_framework_keeps_the_models_shape(tmp_path: Path) -> None:
+def test_a_vocabulary_padded_by_its_framework_keeps_the_shape_of_the_model(tmp_path: Path) -> None:
     cells = {"hidden": "2048", "layers": "18", "heads": "8", "kv_heads": "1", "ffn": "16384", "tied": "1"}
     row = read(tmp_path, model="gemma-2b", vocab="256128", n_params="", **cells)
     assert row.setup is not None

@@ -1,4 +1,4 @@
-"""The step of a row: how its degrees and batches are read."""
+"""The training setup of a row: parsing of parallelism degrees and batch sizes."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ def test_context_parallel_ranks_share_weights_too(tmp_path: Path) -> None:
     assert (setup.shard, setup.context, setup.world_size, setup.data_parallel) == (8, 4, 8, 2)
 
 
-def test_fsdp_that_keeps_gathered_weights_is_written_as_stage_2(tmp_path: Path) -> None:
+def test_fsdp_that_keeps_gathered_weights_is_read_as_zero_stage_2(tmp_path: Path) -> None:
     setup = read(tmp_path, zero_stage="2").setup
     assert setup is not None
     assert setup.sharding == "shard_grad_op"
@@ -51,14 +51,14 @@ def test_a_naive_pipeline_has_one_micro_batch_in_flight(tmp_path: Path) -> None:
     assert in_flight(row.setup, part_of(row.setup, "first")) == 1
 
 
-def test_torchtitans_batch_is_cut_into_the_pipelines_micro_batches(tmp_path: Path) -> None:
+def test_a_torchtitan_batch_is_divided_into_micro_batches_of_the_pipeline(tmp_path: Path) -> None:
     row = read(tmp_path, n_gpus="64", pp="8", micro_batch="32", notes="Interleaved1F1B")
     assert row.setup is not None
     assert (row.setup.micro_batch_size, row.setup.accumulation) == (4, 8)
     assert (row.setup.schedule, row.setup.virtual_stages) == ("interleaved", 2)
 
 
-def test_rows_of_our_launchers_state_how_batches_are_built(tmp_path: Path) -> None:
+def test_rows_measured_by_this_package_state_how_batches_are_built(tmp_path: Path) -> None:
     packed = read(tmp_path, packing="packed, dense document mask").setup
     varying = read(tmp_path, packing="variable length (short samples), longest rows first").setup
     assert packed is not None
@@ -68,7 +68,7 @@ def test_rows_of_our_launchers_state_how_batches_are_built(tmp_path: Path) -> No
     assert not varying.longest_once
 
 
-def test_a_run_on_a_cpu_is_read_as_one(tmp_path: Path) -> None:
+def test_a_run_on_a_cpu_is_read_as_a_cpu_run(tmp_path: Path) -> None:
     alone = {"framework": "torchtune", "n_gpus": "1", "fsdp_shard": "", "zero_stage": ""}
     setup = read(tmp_path, gpu="CPU", compute_dtype="fp32", **alone).setup
     assert setup is not None

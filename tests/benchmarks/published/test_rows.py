@@ -1,4 +1,4 @@
-"""Rows of published tables: what is read, and what is left out with a reason."""
+"""Rows of published tables: which are read, and which are skipped with a reason."""
 
 import tempfile
 from pathlib import Path
@@ -13,16 +13,16 @@ from tests.benchmarks.published.measured_tables import BASE, CARRIED, read
 
 
 def test_every_included_row_of_quality_a_has_the_measured_setup() -> None:
-    found = rows.read(CARRIED)
-    assert len(found) > 800
-    assert [row.id for row in found if row.quality == "A" and row.setup is None] == []
-    assert [row.id for row in found if row.quality == "A" and row.gib and row.memory_skip] == []
+    table = rows.read(CARRIED)
+    assert len(table) > 800
+    assert [row.id for row in table if row.quality == "A" and row.setup is None] == []
+    assert [row.id for row in table if row.quality == "A" and row.gib and row.memory_skip] == []
 
 
 def test_included_rows_name_their_source_and_are_unique() -> None:
-    found = rows.read(CARRIED)
-    assert all(row.source and row.quality in "AB" for row in found)
-    assert len({row.id for row in found}) == len(found)
+    table = rows.read(CARRIED)
+    assert all(row.source and row.quality in "AB" for row in table)
+    assert len({row.id for row in table}) == len(table)
 
 
 def test_every_included_row_has_one_process_per_gpu() -> None:
@@ -52,12 +52,12 @@ def test_an_ambiguous_gb_or_gib_is_read_as_the_mean(tmp_path: Path) -> None:
     ],
 )
 def test_gpus_are_recognized_by_the_names_in_tables(text: str, name: str) -> None:
-    found = rows.find_gpu(text)
-    assert found is not None
-    assert found.name == name
+    gpu = rows.find_gpu(text)
+    assert gpu is not None
+    assert gpu.name == name
 
 
-def test_memory_is_scored_without_a_gpu_of_the_catalogue(tmp_path: Path) -> None:
+def test_memory_is_scored_for_a_gpu_missing_from_the_catalog(tmp_path: Path) -> None:
     row = read(tmp_path, gpu="Z9000")
     assert row.memory_skip is None
     assert row.throughput_skip == "GPU 'Z9000' is not in the catalogue"

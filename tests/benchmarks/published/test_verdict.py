@@ -64,6 +64,6 @@ def test_stated_memory_replaces_a_gpu_missing_from_the_catalogue(
 
 def test_a_run_with_several_rows_is_judged_once(tmp_path: Path) -> None:
     first, second = read(tmp_path), read(tmp_path, notes="same run as x1", mem_kind="allocated")
-    found = scoring.compare_rows([first, second])
-    assert [item.row for item in found.judged] == [first]
-    assert len(found.memory) == 2
+    comparison = scoring.compare_rows([first, second])
+    assert [item.row for item in comparison.judged] == [first]
+    assert len(comparison.memory) == 2

@@ -1,4 +1,4 @@
-"""The words of published tables: engines, methods, targets, kinds of memory, 8-bit products, optimizers."""
+"""Vocabulary of published tables: engines, methods, targets, kinds of memory, 8-bit products, optimizers."""
 
 from pathlib import Path
 

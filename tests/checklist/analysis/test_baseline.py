@@ -1,4 +1,4 @@
-"""A figure is compared with its own past only: the same setting, runs that passed."""
+"""Baselines: a measurement is compared only with passed runs in the same environment."""
 
 from __future__ import annotations
 
@@ -43,31 +43,31 @@ def past(*values: float, setting: Setting = HERE, verdict: Any = "PASS", start: 
 
 
 def verdict(records: list[Record], value: float, setting: Setting = HERE) -> str | None:
-    found = compare_with_past(records, setting, "all_reduce", SIZE, value)
-    return None if found is None else found.verdict
+    verdict_of_past = compare_with_past(records, setting, "all_reduce", SIZE, value)
+    return None if verdict_of_past is None else verdict_of_past.verdict
 
 
-def test_a_slower_barrier_is_worse() -> None:
+def test_a_slower_barrier_fails_against_its_baseline() -> None:
     times = [dataclasses.replace(record, op="barrier", bytes=0, value=70e-6) for record in past(1, 1, 1)]
     slow = compare_with_past(times, HERE, "barrier", 0, 90e-6, less_is_better=True)
     fast = compare_with_past(times, HERE, "barrier", 0, 60e-6, less_is_better=True)
     assert (slow.verdict, fast.verdict) == ("FAIL", "PASS")
 
 
-def test_only_runs_that_passed_count() -> None:
-    """Else a slow decline would become what is normal."""
+def test_only_passed_runs_count_for_a_baseline() -> None:
+    """Otherwise a slow decline would become the baseline."""
     sick = past(100, 100, 100, verdict="FAIL", start=10) + past(100, 100, verdict="WARN", start=20)
     assert verdict(sick, 100) is None
     assert verdict(past(480, 480, 480) + sick, 100) == "FAIL"
 
 
 @pytest.mark.parametrize("field", ["hardware", "driver", "library", "image", "nodes", "ranks"])
-def test_a_change_of_the_setting_starts_a_new_history(field: str) -> None:
+def test_a_change_of_the_environment_starts_a_new_baseline(field: str) -> None:
     value: Any = 3 if field in ("nodes", "ranks") else "new"
     assert verdict(past(480, 480, 480), 100, dataclasses.replace(HERE, **{field: value})) is None
 
 
-def test_another_size_or_operation_is_another_figure() -> None:
+def test_a_baseline_applies_only_to_its_message_size_and_operation() -> None:
     assert compare_with_past(past(480, 480, 480), HERE, "all_reduce", SIZE // 2, 100) is None
     assert compare_with_past(past(480, 480, 480), HERE, "broadcast", SIZE, 100) is None
 
@@ -78,7 +78,7 @@ def nights(*values: float, level: Any = "PASS") -> list[Record]:
     ]
 
 
-def test_nights_that_scatter_or_fail_are_no_level_to_settle_on() -> None:
+def test_unsteady_or_failed_nights_do_not_become_a_new_baseline() -> None:
     scattered = nights(*[480.0] * 10, 440, 452, 440, 452, 440, 452)
     assert verdict(scattered, 446) == "WARN"
     failed = [
@@ -90,10 +90,10 @@ def test_nights_that_scatter_or_fail_are_no_level_to_settle_on() -> None:
     assert verdict(one_day, 446) == "WARN", "many runs of one day are one night"
 
 
-def test_figures_that_always_varied_give_no_finding() -> None:
+def test_a_value_within_its_usual_variation_passes() -> None:
     assert verdict(past(400, 480, 520, 430, 500), 420) == "PASS"
     assert verdict(past(400, 480, 520, 430, 500), 200) == "FAIL"
 
 
-def test_the_setting_is_read_from_the_facts() -> None:
+def test_the_environment_of_a_run_is_read_from_its_facts() -> None:
     assert setting_of(gpu_run()) == dataclasses.replace(HERE, image=None)

@@ -1,4 +1,4 @@
-"""From pair bandwidths to the node, direction or link at fault, or to "cannot tell"."""
+"""Diagnosis of pair bandwidths: the faulty node, direction or link, or an undecided result."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from tests.checklist.clusters import Cluster
 
 
 def examine(cluster: Cluster, *, spec: float | None = None, crowded: float = 1.0, seed: int = 0) -> Diagnosis:
-    """Both passes, as a run makes them."""
+    """Run both measurement passes."""
     pairs = cluster.first_pass(seed, crowded)
-    found = diagnose(pairs, cluster.nodes, spec_gbytes_per_s=spec)
-    assert not found.with_status("confirmed"), "accused before the slow pairs were measured again"
+    diagnosis = diagnose(pairs, cluster.nodes, spec_gbytes_per_s=spec)
+    assert not diagnosis.with_status("confirmed"), "accused before the slow pairs were measured again"
     for _ in range(PASSES):
-        pairs += cluster.second_pass(found.again)
-        found = diagnose(pairs, cluster.nodes, spec_gbytes_per_s=spec)
-    assert found.again == ()
-    return found
+        pairs += cluster.second_pass(diagnosis.again)
+        diagnosis = diagnose(pairs, cluster.nodes, spec_gbytes_per_s=spec)
+    assert diagnosis.again == ()
+    return diagnosis
 
 
-def named(found: Diagnosis) -> list[tuple[object, ...]]:
+def named_faults(diagnosis: Diagnosis) -> list[tuple[object, ...]]:
     return [
         (fault.kind, fault.node)
         if fault.node is not None
         else (fault.kind, fault.src, fault.dst, fault.both_ways)
-        for fault in found.with_status("confirmed")
+        for fault in diagnosis.with_status("confirmed")
     ]
 
 
@@ -36,90 +36,90 @@ SIZES = pytest.mark.parametrize("nodes", [3, 4, 5, 8, 33])
 
 
 @SIZES
-def test_a_healthy_cluster_accuses_nobody(nodes: int) -> None:
+def test_a_healthy_cluster_has_no_faults(nodes: int) -> None:
     for seed in range(20):
-        found = examine(Cluster(nodes=nodes), seed=seed)
-        assert (found.faults, found.undecided, found.again) == ((), (), ())
+        diagnosis = examine(Cluster(nodes=nodes), seed=seed)
+        assert (diagnosis.faults, diagnosis.undecided, diagnosis.again) == ((), (), ())
 
 
 @pytest.mark.parametrize("nodes", [3, 4, 5, 8])
-def test_a_slow_link_is_named_and_its_ends_are_not(nodes: int) -> None:
-    found = examine(Cluster(nodes=nodes, links={(0, 2): 0.2, (2, 0): 0.2}))
-    assert named(found) == [("link", 0, 2, True)]
-    assert found.bad_nodes == ()
+def test_a_slow_link_is_named_and_its_nodes_are_not(nodes: int) -> None:
+    diagnosis = examine(Cluster(nodes=nodes, links={(0, 2): 0.2, (2, 0): 0.2}))
+    assert named_faults(diagnosis) == [("link", 0, 2, True)]
+    assert diagnosis.bad_nodes == ()
 
 
-def test_a_cut_pair_is_a_link_at_zero() -> None:
-    found = examine(Cluster(nodes=4, cut=frozenset({(1, 3), (3, 1)})))
-    assert named(found) == [("link", 1, 3, True)]
-    assert found.faults[0].ratio == 0
+def test_a_cut_pair_is_reported_as_a_link_with_zero_bandwidth() -> None:
+    diagnosis = examine(Cluster(nodes=4, cut=frozenset({(1, 3), (3, 1)})))
+    assert named_faults(diagnosis) == [("link", 1, 3, True)]
+    assert diagnosis.faults[0].ratio == 0
 
 
 def test_an_unreachable_node_is_named_instead_of_its_links() -> None:
     cut = frozenset({(a, b) for a in range(4) for b in range(4) if a != b and 2 in (a, b)})
-    assert named(examine(Cluster(nodes=4, cut=cut))) == [("node", 2)]
+    assert named_faults(examine(Cluster(nodes=4, cut=cut))) == [("node", 2)]
 
 
 @pytest.mark.parametrize("nodes", [4, 6, 8])
 def test_up_to_half_of_the_nodes_are_named_as_slow(nodes: int) -> None:
     slow = dict.fromkeys(range(nodes // 2), 0.6)
-    found = examine(Cluster(nodes=nodes, transmit=slow, receive=slow))
-    assert found.bad_nodes == tuple(range(nodes // 2))
+    diagnosis = examine(Cluster(nodes=nodes, transmit=slow, receive=slow))
+    assert diagnosis.bad_nodes == tuple(range(nodes // 2))
 
 
-def test_a_slow_link_at_a_slow_node_is_seen_beside_it() -> None:
+def test_a_slow_link_of_a_slow_node_is_named_in_addition_to_the_node() -> None:
     cluster = Cluster(nodes=5, transmit={0: 0.6}, receive={0: 0.6}, links={(0, 1): 0.1, (1, 0): 0.1})
-    assert named(examine(cluster)) == [("node", 0), ("link", 0, 1, True)]
+    assert named_faults(examine(cluster)) == [("node", 0), ("link", 0, 1, True)]
 
 
-def test_of_two_nodes_a_direction_that_was_slow_once_is_forgotten() -> None:
+def test_a_direction_that_was_slow_once_between_two_nodes_is_cleared() -> None:
     first = Cluster(nodes=2, transmit={1: 0.5}).first_pass()
     before = diagnose(first, 2)
     assert not before.undecided_settled
     assert set(before.again) == {(0, 1), (1, 0)}
-    found = diagnose((*first, *Cluster(nodes=2).second_pass(before.again)), 2)
-    assert (found.undecided, found.why, found.again) == ((), None, ())
+    diagnosis = diagnose((*first, *Cluster(nodes=2).second_pass(before.again)), 2)
+    assert (diagnosis.undecided, diagnosis.why, diagnosis.again) == ((), None, ())
 
 
-def test_of_three_nodes_of_which_two_send_slowly_no_innocent_receiver_is_named() -> None:
-    """All that reaches node 2 is slow, but both that send to it are slow senders."""
-    found = examine(Cluster(nodes=3, transmit={0: 0.5, 1: 0.5}))
-    assert named(found) == []
-    assert found.why == "too-few-witnesses"
+def test_a_healthy_receiver_is_not_named_if_two_of_three_nodes_send_slowly() -> None:
+    """Everything that reaches node 2 is slow, but both of its senders are slow."""
+    diagnosis = examine(Cluster(nodes=3, transmit={0: 0.5, 1: 0.5}))
+    assert named_faults(diagnosis) == []
+    assert diagnosis.why == "too-few-witnesses"
 
 
 @pytest.mark.parametrize(
-    ("share", "said"), [(0.95, "nothing"), (0.9, "slight"), (0.85, "slight"), (0.75, "slow")]
+    ("share", "fragment"), [(0.95, "nothing"), (0.9, "slight"), (0.85, "slight"), (0.75, "slow")]
 )
-@pytest.mark.parametrize("what", ["node", "link"])
-def test_between_80_and_92_percent_is_slow_a_little_and_above_is_nothing(
-    what: str, share: float, said: str
+@pytest.mark.parametrize("kind", ["node", "link"])
+def test_nodes_between_80_and_92_percent_are_slightly_slow_and_above_are_healthy(
+    kind: str, share: float, fragment: str
 ) -> None:
-    sides = {2: share} if what == "node" else {}
-    links = {(1, 2): share, (2, 1): share} if what == "link" else {}
-    found = examine(Cluster(nodes=6, transmit=sides, receive=sides, links=links))
-    expected = [("node", 2) if what == "node" else ("link", 1, 2, True)]
-    assert named(found) == ([] if said == "nothing" else expected)
-    assert [fault.slight for fault in found.with_status("confirmed")] == [said == "slight"] * len(
-        named(found)
+    sides = {2: share} if kind == "node" else {}
+    links = {(1, 2): share, (2, 1): share} if kind == "link" else {}
+    diagnosis = examine(Cluster(nodes=6, transmit=sides, receive=sides, links=links))
+    expected = [("node", 2) if kind == "node" else ("link", 1, 2, True)]
+    assert named_faults(diagnosis) == ([] if fragment == "nothing" else expected)
+    assert [fault.slight for fault in diagnosis.with_status("confirmed")] == [fragment == "slight"] * len(
+        named_faults(diagnosis)
     )
 
 
-def test_no_node_is_slightly_slow_if_links_differ_anyway() -> None:
+def test_no_node_is_slightly_slow_if_healthy_links_vary_as_much() -> None:
     wide = {(a, b): 0.86 + 0.14 * ((5 * a + 3 * b) % 7) / 6 for a in range(6) for b in range(6)}
-    found = examine(Cluster(nodes=6, links={**wide, (1, 2): 0.82}))
-    assert named(found) == []
+    diagnosis = examine(Cluster(nodes=6, links={**wide, (1, 2): 0.82}))
+    assert named_faults(diagnosis) == []
 
 
 def test_pairs_slow_only_under_load_are_cleared_by_measuring_them_alone() -> None:
-    found = examine(Cluster(nodes=8), crowded=0.6)
-    assert named(found) == []
-    assert found.with_status("cleared")
+    diagnosis = examine(Cluster(nodes=8), crowded=0.6)
+    assert named_faults(diagnosis) == []
+    assert diagnosis.with_status("cleared")
 
 
-def test_a_slow_node_is_named_although_a_shared_switch_slows_others_too() -> None:
-    found = examine(Cluster(nodes=8, transmit={5: 0.4}, receive={5: 0.4}), crowded=0.6)
-    assert named(found) == [("node", 5)]
+def test_a_slow_node_is_named_even_if_a_shared_switch_slows_other_nodes() -> None:
+    diagnosis = examine(Cluster(nodes=8, transmit={5: 0.4}, receive={5: 0.4}), crowded=0.6)
+    assert named_faults(diagnosis) == [("node", 5)]
 
 
 def test_only_slow_pairs_and_a_few_controls_are_measured_again() -> None:
@@ -129,32 +129,34 @@ def test_only_slow_pairs_and_a_few_controls_are_measured_again() -> None:
     assert sum(3 not in pair for pair in before.again) == 2
 
 
-def test_slow_once_when_alone_is_not_enough_to_accuse() -> None:
+def test_a_node_that_was_slow_in_a_single_repetition_is_not_named() -> None:
     cluster = Cluster(nodes=4, transmit={3: 0.5})
     first = cluster.first_pass()
     once = (*first, *cluster.second_pass(diagnose(first, 4).again))
     assert [fault.status for fault in diagnose(once, 4).faults] == ["suspect"]
     recovered = Cluster(nodes=4).second_pass(diagnose(once, 4).again)
-    found = diagnose((*once, *recovered), 4)
-    assert [fault.status for fault in found.faults] == ["cleared"]
-    assert found.again == ()
+    diagnosis = diagnose((*once, *recovered), 4)
+    assert [fault.status for fault in diagnosis.faults] == ["cleared"]
+    assert diagnosis.again == ()
 
 
-def test_the_second_pass_has_an_end_even_if_every_link_is_suspect() -> None:
+def test_the_second_pass_ends_even_if_every_link_is_suspect() -> None:
     links = {(a, b): 0.3 for a in range(32) for b in range(32) if abs(a - b) != 16}
     assert len(diagnose(Cluster(nodes=32, links=links).first_pass(), 32).again) <= MAX_RERUNS
 
 
-def test_nothing_measured_says_nothing() -> None:
-    found = diagnose((), 4)
-    assert found.reference_gbytes_per_s is None
-    assert found.transmit == (None,) * 4
-    assert found.faults == ()
+def test_a_run_without_measurements_has_no_diagnosis() -> None:
+    diagnosis = diagnose((), 4)
+    assert diagnosis.reference_gbytes_per_s is None
+    assert diagnosis.transmit == (None,) * 4
+    assert diagnosis.faults == ()
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(3, 12), st.data())
-def test_one_fault_of_any_kind_never_blames_healthy_parts(nodes: int, data: st.DataObject) -> None:
+def test_a_single_fault_of_any_kind_never_blames_healthy_nodes_or_links(
+    nodes: int, data: st.DataObject
+) -> None:
     a = data.draw(st.integers(0, nodes - 1))
     b = data.draw(st.integers(0, nodes - 1).filter(lambda other: other != a))
     share = data.draw(st.floats(0.01, 0.7))
@@ -166,7 +168,7 @@ def test_one_fault_of_any_kind_never_blames_healthy_parts(nodes: int, data: st.D
         links={(a, b): share} if kind == "link" else {},
     )
     expected = ("link", a, b, False) if kind == "link" else (kind, a)
-    assert named(examine(cluster)) == [expected]
+    assert named_faults(examine(cluster)) == [expected]
 
 
 @pytest.mark.parametrize(
@@ -178,6 +180,6 @@ def test_no_node_is_named_if_all_pairs_are_below_the_spec(
 ) -> None:
     share = dict.fromkeys(range(slow), 0.5)
     cluster = Cluster(nodes=nodes, transmit=share, receive=share)
-    found = examine(cluster, spec=24.0)
-    assert (named(found), found.why, len(found.undecided)) == ([], why, undecided)
+    diagnosis = examine(cluster, spec=24.0)
+    assert (named_faults(diagnosis), diagnosis.why, len(diagnosis.undecided)) == ([], why, undecided)
     assert slow < nodes or examine(cluster).undecided == (), "unknown without a spec"

@@ -1,4 +1,4 @@
-"""Published figures of healthy clusters pass, those of broken ones don't, also with their source left out."""
+"""Published measurements of healthy clusters pass and those of broken ones fail, without their source too."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def scored() -> list[busbw.Scored]:
     return busbw.scores(published())
 
 
-def test_every_published_figure_has_source_date_and_a_size_that_is_judged() -> None:
+def test_every_published_measurement_has_a_source_a_date_and_a_judged_size() -> None:
     rows = published()
     assert len(rows) >= 60
     for row in rows:
@@ -50,11 +50,13 @@ def test_every_published_figure_has_source_date_and_a_size_that_is_judged() -> N
     assert len(set(map(str, keys))) == len(keys)
 
 
-def test_all_published_figures_get_the_right_verdict(scored: list[busbw.Scored]) -> None:
+def test_all_published_measurements_get_the_right_verdict(scored: list[busbw.Scored]) -> None:
     assert [one.row for one in scored if not one.right(one.shipped)] == []
 
 
-def test_a_figure_with_its_source_held_out_gets_the_right_verdict_or_none(scored: list[busbw.Scored]) -> None:
+def test_a_published_measurement_is_judged_right_or_not_at_all_without_its_own_source(
+    scored: list[busbw.Scored],
+) -> None:
     wrong = [one.row for one in scored if one.held_out != busbw.NONE and not one.right(one.held_out)]
     assert wrong == []
     # Slow Ethernet and xGMI have one source each
@@ -62,11 +64,11 @@ def test_a_figure_with_its_source_held_out_gets_the_right_verdict_or_none(scored
     assert unjudged == {"tcp", "xgmi"}
 
 
-def test_the_committed_page_and_the_data_agree(scored: list[busbw.Scored]) -> None:
+def test_the_committed_page_matches_the_data(scored: list[busbw.Scored]) -> None:
     assert busbw.FILE.read_text() == busbw.page(scored)
 
 
-def test_the_committed_shares_are_those_of_the_published_figures() -> None:
+def test_the_committed_shares_follow_from_the_published_measurements() -> None:
     derived = ranges_of(published())
     assert derived.keys() == fabric_shares().keys()
     for kind, shares in fabric_shares().items():
@@ -75,7 +77,7 @@ def test_the_committed_shares_are_those_of_the_published_figures() -> None:
         assert shares.sources == derived[kind].sources
 
 
-def test_no_healthy_figure_exceeds_the_upper_bound(scored: list[busbw.Scored]) -> None:
+def test_no_healthy_measurement_exceeds_the_upper_bound(scored: list[busbw.Scored]) -> None:
     for one in scored:
         if one.expectation is not None and one.row.condition != GATE:
             # 1.1: links and ports carry a little more than their nominal rate
@@ -83,12 +85,12 @@ def test_no_healthy_figure_exceeds_the_upper_bound(scored: list[busbw.Scored]) -
 
 
 @pytest.mark.parametrize("op", [*JUDGED, PAIR])
-def test_the_range_grows_with_the_message_and_stays_below_the_bound(op: str) -> None:
+def test_the_expected_range_grows_with_the_message_and_stays_below_the_bound(op: str) -> None:
     ranges = [expect(H100S, op, size) for size in (GIB // 8, GIB, 8 * GIB)]
-    known = [one for one in ranges if one is not None]
-    assert len(known) == 3
-    assert [one.low for one in known] == sorted(one.low for one in known)
-    for one in known:
+    known_ranges = [one for one in ranges if one is not None]
+    assert len(known_ranges) == 3
+    assert [one.low for one in known_ranges] == sorted(one.low for one in known_ranges)
+    for one in known_ranges:
         assert one.fail_below <= one.low < one.typical < one.most
 
 
@@ -99,10 +101,10 @@ def test_the_expectation_names_ports_and_rates() -> None:
     assert 340 < expected.typical < 400
 
 
-def test_no_more_infiniband_ports_than_gpus_are_counted() -> None:
+def test_at_most_one_infiniband_port_per_gpu_is_counted() -> None:
     """A DGX has ports for storage at the same rate."""
-    more = dataclasses.replace(H100S, ports=12)
-    assert more.network_gbytes_per_s == H100S.network_gbytes_per_s == 400
+    twelve_ports = dataclasses.replace(H100S, ports=12)
+    assert twelve_ports.network_gbytes_per_s == H100S.network_gbytes_per_s == 400
     assert dataclasses.replace(H100S, gpus=4).network_gbytes_per_s == 200
     assert dataclasses.replace(H100S, fabric="efa2", ports=32, port_gbps=100).network_gbytes_per_s == 400
 
@@ -118,11 +120,11 @@ def test_no_more_infiniband_ports_than_gpus_are_counted() -> None:
     ],
     ids=["ports", "rate", "link of one node", "operation without figures", "small message"],
 )
-def test_what_is_unknown_has_no_expectation(change: dict[str, object], op: str, size: int) -> None:
+def test_unknown_hardware_has_no_expectation(change: dict[str, object], op: str, size: int) -> None:
     assert expect(dataclasses.replace(H100S, **change), op, size) is None
 
 
-def test_without_the_link_the_network_alone_is_the_limit() -> None:
+def test_without_a_known_gpu_link_the_expectation_is_limited_by_the_network() -> None:
     expected = expect(dataclasses.replace(H100S, link=None, link_gbytes_per_s=None), "all_reduce", 8 * GIB)
     assert expected is not None
     assert expected.low < 400

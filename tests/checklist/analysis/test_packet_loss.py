@@ -1,4 +1,4 @@
-"""Lost packets: the right end is named, and nobody for what passes or what only crowding does."""
+"""Packet loss: the faulty node or link is named; transient loss and congestion name none."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HEALTHY = [(0.941, 0.01), (0.742, 0.04), (0.694, 0.028)]
 def pairs(
     nodes: int, lost: Mapping[tuple[int, int], float], alone: Iterable[tuple[int, int]] = ()
 ) -> list[Pair]:
-    """Every ordered pair, with those shares sent again and 0.01 % elsewhere; all equally fast."""
+    """Return every ordered pair with the given retransmission rates, 0.01 % elsewhere; all equally fast."""
 
     def pair(src: int, dst: int, *, again: bool) -> Pair:
         return Pair(
@@ -47,7 +47,7 @@ def into(node: int, nodes: int, share: float = 0.02) -> dict[tuple[int, int], fl
 
 
 @pytest.mark.parametrize("nodes", [3, 4, 32])
-def test_a_host_whose_packets_are_lost_is_named_with_the_direction(nodes: int) -> None:
+def test_a_host_that_loses_packets_is_named_with_the_direction(nodes: int) -> None:
     (received,) = find(pairs(nodes, into(2, nodes)))
     assert (received.kind, received.node) == ("receive", 2)
     sent = {(dst, src): share for (src, dst), share in into(2, nodes).items()}
@@ -55,14 +55,14 @@ def test_a_host_whose_packets_are_lost_is_named_with_the_direction(nodes: int) -
     assert (transmitted.kind, transmitted.node, round(transmitted.rate, 3)) == ("transmit", 2, 0.02)
 
 
-def test_suspects_are_measured_alone_once_and_loss_that_is_then_gone_is_no_failure() -> None:
+def test_suspects_are_measured_alone_once_and_loss_that_disappears_is_not_a_failure() -> None:
     lost = into(2, 4)
-    asked = suspects(pairs(4, lost))
-    assert set(asked) <= set(lost)
-    assert len(asked) == 3
-    assert suspects(pairs(4, lost, alone=asked)) == ()
+    first_suspects = suspects(pairs(4, lost))
+    assert set(first_suspects) <= set(lost)
+    assert len(first_suspects) == 3
+    assert suspects(pairs(4, lost, alone=first_suspects)) == ()
 
-    stays = judge(dataclasses.replace(cpu_run(4), pairs=tuple(pairs(4, lost, alone=asked))))
+    stays = judge(dataclasses.replace(cpu_run(4), pairs=tuple(pairs(4, lost, alone=first_suspects))))
     assert [(fault.code, fault.verdict, fault.nodes) for fault in stays.findings] == [
         ("loss-node", "FAIL", ("host-2",))
     ]
@@ -70,7 +70,7 @@ def test_suspects_are_measured_alone_once_and_loss_that_is_then_gone_is_no_failu
     assert stays.bad_nodes == ("host-2",)
 
     crowded = pairs(4, lost) + [
-        dataclasses.replace(p, alone=True) for p in pairs(4, {}) if (p.src, p.dst) in asked
+        dataclasses.replace(p, alone=True) for p in pairs(4, {}) if (p.src, p.dst) in first_suspects
     ]
     passes = judge(dataclasses.replace(cpu_run(4), pairs=tuple(crowded)))
     assert [(fault.code, fault.verdict) for fault in passes.findings] == [("loss-intermittent", "WARN")]
@@ -89,7 +89,7 @@ def test_a_port_that_counts_errors_is_named_and_one_that_went_down_fails() -> No
     assert judge(dataclasses.replace(cpu_run(4), counters=(down,))).bad_nodes == ("host-3",)
 
 
-def test_what_ports_count_is_read_by_device_port_and_counter_and_only_growth_is_told(tmp_path: Path) -> None:
+def test_port_counters_are_read_per_device_and_port_and_only_growth_is_reported(tmp_path: Path) -> None:
     port = tmp_path / "mlx5_0" / "ports" / "1"
     for name, value in (
         ("counters/port_rcv_errors", 5),
@@ -121,7 +121,7 @@ def test_what_ports_count_is_read_by_device_port_and_counter_and_only_growth_is_
 
 
 def stalled(run: list[Pair], src: int, dst: int, held_s: float, *, alone: bool = False) -> list[Pair]:
-    """Those pairs, one of whose messages was held up in one direction."""
+    """Return the pairs with one delayed message in one direction."""
     best_s = (1 << 24) / 1e9
 
     def slow(pair: Pair) -> Pair:
@@ -131,22 +131,26 @@ def stalled(run: list[Pair], src: int, dst: int, held_s: float, *, alone: bool =
     return [slow(pair) for pair in run]
 
 
-def test_a_message_that_was_held_up_is_a_stall_however_little_was_sent_again() -> None:
-    (found,) = find(stalled(pairs(4, {}), 0, 2, 3.0))
-    assert (found.kind, found.pairs, found.stall_s) == ("link", ((0, 2),), pytest.approx(3.0, rel=0.01))
-    assert found.comes_and_goes
+def test_a_delayed_message_is_a_stall_even_with_few_retransmissions() -> None:
+    (stalled_pair,) = find(stalled(pairs(4, {}), 0, 2, 3.0))
+    assert (stalled_pair.kind, stalled_pair.pairs, stalled_pair.stall_s) == (
+        "link",
+        ((0, 2),),
+        pytest.approx(3.0, rel=0.01),
+    )
+    assert stalled_pair.comes_and_goes
     assert suspects(stalled(pairs(4, {}), 0, 2, 3.0)) == ((0, 2),)
     assert find(stalled(pairs(4, {}), 0, 2, 0.19)) == (), "shorter than TCP's shortest timeout"
 
 
 @pytest.mark.parametrize(("share", "held_up_s"), HEALTHY)
-def test_the_slowest_messages_of_healthy_runs_are_no_stalls(share: float, held_up_s: float) -> None:
+def test_the_slowest_messages_of_healthy_runs_are_not_stalls(share: float, held_up_s: float) -> None:
     size = round(held_up_s * 1e9 / (1 / share - 1))
     slow = Pair(src=0, dst=1, round=0, gbytes_per_s=1.0, gbytes_per_s_p95=share, bytes=size)
     assert stall(slow) == 0.0
 
 
-def test_a_stall_that_is_gone_alone_is_a_warning_that_says_when() -> None:
+def test_a_stall_that_does_not_recur_alone_is_a_warning_with_its_time() -> None:
     clean = stalled(pairs(4, {}, alone=[(0, 2)]), 0, 2, 3.0)
     result = judge(dataclasses.replace(cpu_run(4), pairs=tuple(clean), started_unix=1_000_000.0))
     (fault,) = result.findings
@@ -158,7 +162,7 @@ def test_a_stall_that_is_gone_alone_is_a_warning_that_says_when() -> None:
     assert (result.verdict, result.bad_nodes) == ("WARN", ())
 
 
-def test_loss_that_lasts_is_named_as_such_though_messages_are_held_up_too() -> None:
+def test_lasting_packet_loss_is_named_even_if_messages_stall_too() -> None:
     lost = {(1, 3): 0.03}
     run = stalled(pairs(4, lost, alone=[(1, 3)]), 1, 3, 1.0)
     assert [one.lasts for one in find(run)] == [True]
@@ -166,7 +170,7 @@ def test_loss_that_lasts_is_named_as_such_though_messages_are_held_up_too() -> N
     assert [(fault.code, fault.verdict) for fault in result.findings] == [("loss-link", "FAIL")]
 
 
-def test_loss_at_many_places_that_none_has_alone_is_no_node_s() -> None:
+def test_packet_loss_only_under_combined_load_is_attributed_to_no_node() -> None:
     lost = {(0, 1): 0.02, (2, 3): 0.02, (4, 5): 0.015}
     run = pairs(6, lost) + [
         dataclasses.replace(p, alone=True) for p in pairs(6, {}) if (p.src, p.dst) in lost
@@ -202,7 +206,7 @@ ETHTOOL = """NIC statistics:
 """
 
 
-def test_of_an_ethernet_port_errors_are_read_and_what_grows_in_health_is_not(tmp_path: Path) -> None:
+def test_only_error_counters_of_an_ethernet_port_are_read(tmp_path: Path) -> None:
     (tmp_path / "statistics").mkdir()
     assert counters.ethernet(tmp_path, "") == {}
     (tmp_path / "statistics" / "rx_crc_errors").write_text("7\n")

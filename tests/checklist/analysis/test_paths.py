@@ -1,4 +1,4 @@
-"""Pairs are held against those of the same class of path: kinds of nodes, leaves, NVLink domains."""
+"""Pairs are compared within a class of paths: node kinds, leaves, NVLink domains."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def leaves_of(size: int, nodes: int = 8) -> Paths:
 def examine(cluster: Cluster, paths: Paths) -> Diagnosis:
     pairs = cluster.first_pass()
     for _ in range(PASSES + 1):
-        found = diagnose(pairs, cluster.nodes, paths=paths)
-        pairs += cluster.second_pass(found.again)
-    return found
+        diagnosis = diagnose(pairs, cluster.nodes, paths=paths)
+        pairs += cluster.second_pass(diagnosis.again)
+    return diagnosis
 
 
 def racks(src: int, dst: int) -> float:
@@ -60,52 +60,52 @@ CLUSTERS = pytest.mark.parametrize(
 
 
 @CLUSTERS
-def test_a_healthy_cluster_of_unlike_paths_accuses_nobody(
+def test_a_healthy_cluster_with_unequal_paths_has_no_faults(
     path: Callable[[int, int], float], paths: Paths
 ) -> None:
-    found = examine(Cluster(nodes=8, path=path), paths)
-    assert (found.faults, found.undecided, found.uneven) == ((), (), ())
-    assert len(found.references) > 1
+    diagnosis = examine(Cluster(nodes=8, path=path), paths)
+    assert (diagnosis.faults, diagnosis.undecided, diagnosis.uneven) == ((), (), ())
+    assert len(diagnosis.references) > 1
 
 
 @CLUSTERS
-def test_a_slow_node_of_either_kind_is_named_there_too(
+def test_a_slow_node_of_either_kind_is_named_in_a_cluster_with_unequal_paths(
     path: Callable[[int, int], float], paths: Paths
 ) -> None:
     for node in (1, 6):
         best = max(path(node, other) for other in range(8) if other != node and path(node, other) < NVLINK)
 
-        def halved(src: int, dst: int, node: int = node, most: float = best / 2) -> float:
-            return min(path(src, dst), most) if node in (src, dst) else path(src, dst)
+        def halved(src: int, dst: int, node: int = node, limit: float = best / 2) -> float:
+            return min(path(src, dst), limit) if node in (src, dst) else path(src, dst)
 
-        found = examine(Cluster(nodes=8, path=halved), paths)
-        assert {(fault.kind, fault.node) for fault in found.with_status("confirmed")} == {("node", node)}
+        diagnosis = examine(Cluster(nodes=8, path=halved), paths)
+        assert {(fault.kind, fault.node) for fault in diagnosis.with_status("confirmed")} == {("node", node)}
 
 
 @pytest.mark.parametrize("nodes", [6, 8, 16])
-def test_a_few_faster_paths_make_no_other_path_slow(nodes: int) -> None:
+def test_a_few_faster_paths_do_not_make_other_paths_slow(nodes: int) -> None:
     fast = Cluster(nodes=nodes, path=lambda src, dst: NVLINK if {src, dst} == {0, 1} else NIC)
-    found = examine(fast, Paths.uniform(nodes))
-    assert (found.faults, found.undecided) == ((), ())
-    ((one),) = found.uneven
+    diagnosis = examine(fast, Paths.uniform(nodes))
+    assert (diagnosis.faults, diagnosis.undecided) == ((), ())
+    ((one),) = diagnosis.uneven
     assert (one.fast, one.nodes, one.path) == ((0, 1), nodes, "between nodes")
 
 
-def test_a_direction_that_was_fast_once_is_luck_and_no_path() -> None:
+def test_a_path_counts_as_faster_only_if_both_directions_are_fast() -> None:
     lucky = Cluster(nodes=6, path=lambda src, dst: 1.25 * NIC if (src, dst) == (1, 2) else NIC)
     assert examine(lucky, Paths.uniform(6)).uneven == ()
     both = Cluster(nodes=6, path=lambda src, dst: 1.25 * NIC if {src, dst} == {1, 2} else NIC)
     assert [one.fast for one in examine(both, Paths.uniform(6)).uneven] == [(1, 2)]
 
 
-def test_two_nodes_of_a_leaf_are_no_measure_of_themselves() -> None:
+def test_a_slow_node_in_a_leaf_of_two_is_judged_against_other_leaves() -> None:
     slow = Cluster(nodes=6, transmit={0: 0.85}, receive={0: 0.85})
     layers = reported(6, lambda node: {"network_nodes": ("spine", f"leaf-{node // 2}")})
     (fault,) = examine(slow, Paths.from_facts(layers, 6)).with_status("confirmed")
     assert (fault.node, fault.slight) == (0, True)
 
 
-def test_a_leaf_is_the_smallest_unit_that_two_nodes_share() -> None:
+def test_a_leaf_is_the_smallest_network_unit_shared_by_two_nodes() -> None:
     assert leaves_of(4).leaves == (0, 0, 0, 0, 1, 1, 1, 1)
     assert Paths.from_facts(reported(3, lambda node: {"network_nodes": (f"host-{node}",)}), 3).leaves == (
         -1,

@@ -1,4 +1,4 @@
-"""Many slow nodes are all named by measuring them again in groups; crowded groups accuse nobody."""
+"""Second pass: slow nodes are named by group measurements, and congested groups name none."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ NIGHTLY = (pytest.mark.slow, pytest.mark.nightly)
 
 
 @pytest.mark.parametrize("count", [*(pytest.param(count, marks=NIGHTLY) for count in (16, 32, 64)), 128])
-def test_of_a_thousand_nodes_all_slow_ones_are_named_within_the_time(count: int) -> None:
+def test_all_slow_nodes_among_a_thousand_are_named_within_the_time_limit(count: int) -> None:
     slow = slow_nodes(1024, count)
     measured = Measured(Cluster(nodes=1024, transmit=slow, receive=slow))
-    found = measured.diagnosed()
-    assert set(found.bad_nodes) == set(slow)
-    assert not found.with_status("suspect")
+    diagnosis = measured.diagnosed()
+    assert set(diagnosis.bad_nodes) == set(slow)
+    assert not diagnosis.with_status("suspect")
     # Half an hour of the phase's hour, at 5.5 s for each round (benchmarks/diagnosis.py)
     assert measured.rounds <= 330
 
 
-def test_a_node_that_was_not_measured_again_is_not_called_healthy() -> None:
+def test_a_suspect_that_was_not_measured_again_is_not_healthy() -> None:
     slow = slow_nodes(40, 3)
     cluster = Cluster(nodes=40, speed=45, transmit=slow)
     result = judge(dataclasses.replace(gpu_run(40), pairs=cluster.first_pass()))
@@ -35,13 +35,13 @@ def test_a_node_that_was_not_measured_again_is_not_called_healthy() -> None:
     assert names.isdisjoint(result.healthy_nodes)
 
 
-def test_nodes_behind_a_crowded_uplink_are_not_called_slow_by_their_groups() -> None:
+def test_nodes_behind_a_congested_uplink_are_not_named_as_slow() -> None:
     rack = range(64, 128)
     measured = Measured(Cluster(nodes=256), rack)
-    again = [(a, (a + 128) % 256) for a in rack for _ in (0, 1)]
-    again = list(dict.fromkeys([*again, *((b, a) for a, b in again)]))
-    assert len(again) > MAX_RERUNS
-    assert measure_again(again, 256, measured.alone, measured.group, measured.accept)
+    repetitions = [(a, (a + 128) % 256) for a in rack for _ in (0, 1)]
+    repetitions = list(dict.fromkeys([*repetitions, *((b, a) for a, b in repetitions)]))
+    assert len(repetitions) > MAX_RERUNS
+    assert measure_again(repetitions, 256, measured.alone, measured.group, measured.accept)
     alone: list[Pair] = [pair for pair in measured.pairs if pair.alone]
     assert 0 < len(alone) <= MAX_RERUNS + 1, "the groups don't count, so pairs were measured one at a time"
     assert all((pair.gbytes_per_s or 0) > 23 for pair in alone)
@@ -53,7 +53,7 @@ def test_a_few_suspects_are_measured_one_at_a_time() -> None:
     assert not any(pair.repeat for pair in measured.pairs)
 
 
-def test_the_time_of_the_phase_ends_the_pass() -> None:
+def test_the_second_pass_ends_at_the_time_limit_of_the_phase() -> None:
     many = [(a, b) for a in range(20) for b in range(20, 40)]
     nothing: dict[tuple[int, int], float] = {}
     for pairs in (many, many[:3]):

@@ -1,4 +1,4 @@
-"""A figure that cannot be counts nowhere, and whoever told it is named."""
+"""Impossible measurements are discarded and their reporter is named."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ TEN_GBIT = (Nic(name="eth0", addresses=("10.0.0.1",), gbps=10.0, up=True),)
 
 
 def changed(run: Measurements, field: str, index: int, **changes: Any) -> Measurements:
-    """That run with one of its records changed."""
+    """Return the run with one of its records changed."""
     items = list(getattr(run, field))
     items[index] = dataclasses.replace(items[index], **changes)
-    kept: Any = {field: tuple(items)}
-    return dataclasses.replace(run, **kept)
+    changed_items: Any = {field: tuple(items)}
+    return dataclasses.replace(run, **changed_items)
 
 
 def reported(run: Measurements) -> list[tuple[str, int | None, int | None]]:
-    """Check, node and rank of what cannot be in that run; what is left can be written as JSON."""
-    left = sound(run)
-    json.dumps(to_dict(left), allow_nan=False)
-    assert sound(left) == left
-    return [(one.check, one.node, one.rank) for one in left.unsound]
+    """Check, node and rank of each impossible value; the remaining run must be valid JSON."""
+    accepted = sound(run)
+    json.dumps(to_dict(accepted), allow_nan=False)
+    assert sound(accepted) == accepted
+    return [(one.check, one.node, one.rank) for one in accepted.unsound]
 
 
 @pytest.mark.parametrize("run", [gpu_run(), gpu_run(33), cpu_run(4), cpu_run(2, local=True)])
-def test_nothing_of_a_healthy_run_is_refused(run: Measurements) -> None:
+def test_every_measurement_of_a_healthy_run_is_accepted(run: Measurements) -> None:
     assert sound(run) == run
 
 
@@ -48,7 +48,7 @@ def test_a_connection_with_an_impossible_time_still_counts(value: float) -> None
     assert sound(run).probes[0].connected
 
 
-def test_facts_and_counters_that_can_not_be_are_unknown() -> None:
+def test_impossible_facts_and_counters_count_as_unknown() -> None:
     assert reported(spoil(gpu_run(), 9, clock_offset_s=NAN)) == [("clock", 1, 9)]
     assert reported(spoil(gpu_run(), 9, clock_offset_error_s=-1.0)) == [("clock", 1, 9)]
     assert sound(spoil(gpu_run(), 9, clock_offset_error_s=INF)).facts[9].clock_offset_s is None
@@ -66,22 +66,22 @@ def test_facts_and_counters_that_can_not_be_are_unknown() -> None:
     assert sound(spoilt).health[1].nvlink_errors == {}
 
 
-def test_samples_and_slow_figures_are_looked_at_too_and_whether_values_were_right_is_kept() -> None:
+def test_impossible_samples_and_percentiles_are_reported_and_correctness_is_kept() -> None:
     assert reported(changed(gpu_run(), "locals", 4, samples=(760.0, NAN))) == [("gemm", 0, 2)]
     assert reported(changed(gpu_run(4), "pairs", 0, gbytes_per_s_p95=NAN)) == [("pairs", 0, None)]
     run = changed(gpu_run(), "collectives", 0, seconds_p95=NAN)
     assert reported(run) == [("latency", None, None)]
-    left = sound(run).collectives[0]
-    assert (left.seconds_median, left.busbw_gbytes_per_s, left.correct) == (None, None, True)
+    valid = sound(run).collectives[0]
+    assert (valid.seconds_median, valid.busbw_gbytes_per_s, valid.correct) == (None, None, True)
 
 
-def test_more_segments_sent_again_than_sent_say_nothing_of_loss() -> None:
+def test_more_retransmitted_than_sent_segments_discard_only_the_loss_measurement() -> None:
     run = changed(gpu_run(), "pairs", 0, segments=10, retransmitted=11)
     assert reported(run) == [("loss", run.pairs[0].src, None)]
     assert sound(run).pairs[0].gbytes_per_s == run.pairs[0].gbytes_per_s
 
 
-def test_no_pair_is_far_above_the_line_that_plain_sockets_use() -> None:
+def test_a_pair_far_above_the_line_rate_of_its_sockets_is_impossible() -> None:
     ten = all_with(cpu_run(2, collectives=()), nics=TEN_GBIT)
     fine = dataclasses.replace(ten, pairs=tuple(dataclasses.replace(p, gbytes_per_s=1.2) for p in ten.pairs))
     assert reported(fine) == []
@@ -90,20 +90,20 @@ def test_no_pair_is_far_above_the_line_that_plain_sockets_use() -> None:
     assert reported(changed(local, "pairs", 1, gbytes_per_s=6.0)) == []
 
 
-def test_no_collective_across_hosts_is_far_above_their_line() -> None:
+def test_a_collective_far_above_the_line_rate_of_its_hosts_is_impossible() -> None:
     run = all_with(cpu_run(2, pairs=()), nics=TEN_GBIT)
     assert reported(dataclasses.replace(run, collectives=run.collectives[:1])) == []
     assert reported(dataclasses.replace(run, collectives=run.collectives[-1:])) == [("bandwidth", None, None)]
 
 
-def test_a_gpu_is_not_faster_than_its_data_sheet_by_half() -> None:
+def test_a_gpu_faster_than_one_and_a_half_times_its_data_sheet_is_impossible() -> None:
     assert reported(changed(gpu_run(), "locals", 0, value=985.0)) == []
     assert reported(changed(gpu_run(), "locals", 0, value=1500.0)) == [("gemm", 0, 0)]
     assert reported(changed(gpu_run(), "locals", 1, value=5100.0)) == [("hbm", 0, 0)]
     assert Ceilings.from_run(cpu_run()).local(0, "gemm_fp32").value == PHYSICAL_LIMITS["TFLOPS"]
 
 
-def test_the_physical_limit_is_ten_times_the_fastest_known_hardware() -> None:
+def test_the_plausibility_limit_is_ten_times_the_fastest_known_hardware() -> None:
     gpus = hardware.gpus()
     rates = [rate for gpu in gpus for _, rate in gpu.peak_tflops]
     assert PHYSICAL_LIMITS["TFLOPS"] >= 10 * max(rates)
@@ -117,6 +117,6 @@ def test_impossible_times_are_removed_before_the_slowest_rank_is_taken(value: fl
     assert not unsound_times([0.1, 0.2], check="bandwidth", what="all_reduce", node=1, rank=5)
 
 
-def test_a_rank_that_tells_no_number_does_not_end_the_run() -> None:
+def test_a_rank_that_reports_nan_does_not_end_the_run() -> None:
     reply = to_dict(Local(rank=0, what="gemm_bf16", value=NAN, unit="TFLOPS", samples=(INF,)))
     assert math.isnan(record(Local, reply).value or 0.0)

@@ -1,4 +1,4 @@
-"""Blocks of slow links are an uplink."""
+"""Blocks of slow links are recognized as an uplink."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from checklist.analysis.uplinks import uplinks
 SIX = list(combinations(range(6), 2))
 
 
-def test_all_pairs_between_two_groups_are_their_uplink_without_any_label() -> None:
+def test_slow_pairs_between_two_groups_are_their_uplink_even_without_labels() -> None:
     slow = [(a, b) for a, b in SIX if a % 2 != b % 2]
     assert uplinks(slow, SIX) == ((0, 2, 4), (1, 3, 5))
     assert uplinks([(b, a) for a, b in slow], SIX) == ((0, 2, 4), (1, 3, 5))
 
 
-def test_three_leaves_of_which_all_paths_across_are_slow_are_three_groups() -> None:
+def test_three_leaves_with_slow_paths_between_them_are_three_groups() -> None:
     slow = [(a, b) for a, b in SIX if a // 2 != b // 2]
     assert uplinks(slow, SIX) == ((0, 1), (2, 3), (4, 5))
 
 
-def test_links_of_their_own_are_no_uplink() -> None:
+def test_unrelated_slow_links_are_not_an_uplink() -> None:
     assert uplinks([(0, 1), (2, 3)], SIX) == ()
     assert uplinks([(0, 1), (0, 2), (0, 3), (0, 4), (0, 5)], SIX) == (), "that is the node"
     slow = [(a, b) for a, b in SIX if a % 2 != b % 2]

@@ -1,4 +1,4 @@
-"""Every finding says what to do, in a line or two that can be acted on."""
+"""Every finding has one or two lines of actionable advice."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from checklist.judging.advice import finding, table
 
 
 def test_a_finding_names_the_node_in_its_advice() -> None:
-    made = finding("pairs", "slow-node", "FAIL", "node-7 is slow", nodes=("node-7",))
-    assert "node-7" in made.advice[0]
-    assert made.command == "kubectl drain node-7 --ignore-daemonsets --delete-emptydir-data"
+    sample = finding("pairs", "slow-node", "FAIL", "node-7 is slow", nodes=("node-7",))
+    assert "node-7" in sample.advice[0]
+    assert sample.command == "kubectl drain node-7 --ignore-daemonsets --delete-emptydir-data"
 
 
-def test_every_advice_fits_a_terminal_and_a_command_shows_what_to_fill_in() -> None:
+def test_every_advice_fits_a_terminal_and_commands_mark_their_placeholders() -> None:
     for code, advice in table().items():
-        made = finding("mesh", code, "FAIL", "title", nodes=("node-1",))
-        assert 1 <= len(made.advice) <= 2, code
-        for line in (*made.advice, made.command or ""):
+        sample = finding("mesh", code, "FAIL", "title", nodes=("node-1",))
+        assert 1 <= len(sample.advice) <= 2, code
+        for line in (*sample.advice, sample.command or ""):
             assert len(line) <= 115, line
             assert "{" not in line.replace("{'vpc", "").replace("{{", ""), line
             assert "\n" not in line

@@ -44,7 +44,7 @@ def headline(run: Measurements) -> str:
 @pytest.mark.parametrize(
     ("place", "unit"), [(rack, "rack-1"), (subnet, "subnet 10.0.1.0/24"), (switch, "switch leaf-1")]
 )
-def test_slow_nodes_of_one_unit_are_reported_with_the_unit_first(
+def test_slow_nodes_of_one_network_unit_are_reported_with_the_unit_first(
     place: Callable[[int], dict[str, object]], unit: str
 ) -> None:
     result = judge(slow(range(4, 8), place))
@@ -55,13 +55,13 @@ def test_slow_nodes_of_one_unit_are_reported_with_the_unit_first(
     assert result.bad_nodes == ("host-4", "host-5", "host-6", "host-7")
 
 
-def test_one_more_faulty_node_elsewhere_does_not_hide_the_unit() -> None:
+def test_a_faulty_node_elsewhere_does_not_hide_the_common_unit() -> None:
     assert headline(slow([4, 5, 6, 7, 13], rack, count=24)).startswith(
         "4 of the 5 nodes with findings are among the 4"
     )
 
 
-def test_warnings_count_where_nothing_fails() -> None:
+def test_warnings_count_for_a_common_cause_if_nothing_fails() -> None:
     assert headline(slow(range(4, 8), rack, 0.86)).startswith("4 of the 4 nodes")
 
 
@@ -101,7 +101,7 @@ def test_random_faulty_nodes_rarely_look_like_a_common_cause() -> None:
         ({1: 0, 5: 1, 9: 2, 12: 3}, None),
     ],
 )
-def test_slow_rails_of_one_number_are_reported_with_it_first(
+def test_slow_rails_with_the_same_number_are_reported_with_their_rail_first(
     rails: dict[int, int], reported: str | None
 ) -> None:
     cluster = Cluster(nodes=16, speed=45, rails=dict.fromkeys(rails.items(), 0.5))

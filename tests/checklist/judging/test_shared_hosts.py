@@ -1,4 +1,4 @@
-"""Two slow virtual machines of one physical host are a warning that names the other, not two bad nodes."""
+"""Two slow virtual machines of one physical host give a warning that names both, not two faulty nodes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def slow(*nodes: int, hosts: dict[int, str]) -> Result:
     return judge(with_pairs(placed, Cluster(nodes=8, transmit=sides, receive=sides)))
 
 
-def test_two_slow_nodes_of_one_host_warn_and_name_each_other() -> None:
+def test_two_slow_virtual_machines_of_one_host_give_a_warning_that_names_both() -> None:
     result = slow(2, 5, hosts={2: "a", 5: "a", 6: "b"})
     assert result.bad_nodes == ()
     assert verdict_of(result, "pairs") == "WARN"
@@ -27,7 +27,7 @@ def test_two_slow_nodes_of_one_host_warn_and_name_each_other() -> None:
     assert titles["host-2",].endswith("It shares its physical host with host-5.")
 
 
-def test_one_slow_node_of_a_shared_host_or_nodes_of_unknown_hosts_are_bad() -> None:
+def test_a_slow_node_fails_if_it_is_alone_on_its_host_or_the_host_is_unknown() -> None:
     assert slow(2, hosts={2: "a", 5: "a"}).bad_nodes == ("host-2",)
     assert slow(2, 5, hosts={}).bad_nodes == ("host-2", "host-5")
 

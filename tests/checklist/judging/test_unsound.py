@@ -1,4 +1,4 @@
-"""What cannot be is a finding against whoever told it, and changes nothing for the others."""
+"""Impossible measurements become findings on their reporter and do not affect others."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from tests.checklist.runs import cpu_run, gpu_run, past_of, spoil, verdict_of, w
 BAD = [math.nan, math.inf, -3.0, 0.0, 1e9]
 
 
-def with_local(run: Measurements, rank: int, what: str, value: float) -> Measurements:
+def with_local(run: Measurements, rank: int, measurement: str, value: float) -> Measurements:
     reported = tuple(
-        dataclasses.replace(item, value=value) if (item.rank, item.what) == (rank, what) else item
+        dataclasses.replace(item, value=value) if (item.rank, item.what) == (rank, measurement) else item
         for item in run.locals
     )
     return dataclasses.replace(run, locals=reported)
@@ -34,14 +34,16 @@ def with_pair(run: Measurements, src: int, dst: int, value: float) -> Measuremen
     return dataclasses.replace(run, pairs=reported)
 
 
-def accused(result: Result) -> list[tuple[str, str, tuple[str, ...], tuple[str, ...]]]:
+def reported_findings(result: Result) -> list[tuple[str, str, tuple[str, ...], tuple[str, ...]]]:
     return [(fault.check, fault.code, fault.nodes, fault.suspects) for fault in result.findings]
 
 
 @pytest.mark.parametrize("value", BAD)
-def test_a_bad_figure_of_a_gpu_is_a_warning_about_its_rank_and_no_peer_s_median(value: float) -> None:
+def test_an_impossible_gpu_measurement_gives_a_warning_and_is_excluded_from_the_peer_median(
+    value: float,
+) -> None:
     result = judge(with_local(gpu_run(), 11, "gemm_bf16", value))
-    assert accused(result) == [("gemm", "bad-figure", (), ("host-1",))]
+    assert reported_findings(result) == [("gemm", "bad-figure", (), ("host-1",))]
     assert "rank 11 (host-1)" in result.headline
     assert (result.verdict, verdict_of(result, "gemm"), result.healthy_nodes) == ("WARN", "WARN", ("host-0",))
     gemm = result.check("gemm")
@@ -53,23 +55,23 @@ def test_a_bad_figure_of_a_gpu_is_a_warning_about_its_rank_and_no_peer_s_median(
 
 
 @pytest.mark.parametrize("value", BAD)
-def test_a_bad_pair_accuses_nobody_else_and_is_not_the_reference(value: float) -> None:
+def test_an_impossible_pair_measurement_names_its_reporter_and_is_not_the_reference(value: float) -> None:
     result = judge(with_pair(cpu_run(12), 3, 7, value))
-    assert accused(result) == [("pairs", "bad-figure", (), ("host-3",))]
+    assert reported_findings(result) == [("pairs", "bad-figure", (), ("host-3",))]
     assert "as reported by host-3 to host-7" in result.headline
     assert result.diagnosis.reference_gbytes_per_s == pytest.approx(45, rel=0.1)
     assert result.bad_nodes == ()
 
 
-def test_a_slow_node_is_found_beside_a_bad_figure() -> None:
+def test_a_slow_node_is_named_in_addition_to_an_impossible_measurement() -> None:
     slow = with_pairs(cpu_run(6), Cluster(nodes=6, transmit={2: 0.25}))
     result = judge(with_pair(slow, 0, 1, 1e9))
     assert result.bad_nodes == ("host-2",)
-    assert ("pairs", "bad-figure", (), ("host-0",)) in accused(result)
+    assert ("pairs", "bad-figure", (), ("host-0",)) in reported_findings(result)
     assert (result.verdict, verdict_of(result, "pairs")) == ("FAIL", "FAIL")
 
 
-def test_a_check_of_which_all_figures_are_bad_has_no_verdict() -> None:
+def test_a_check_with_only_impossible_measurements_has_no_verdict() -> None:
     run = gpu_run()
     for rank in range(16):
         run = with_local(run, rank, "gemm_bf16", math.nan)
@@ -83,7 +85,7 @@ def test_a_check_of_which_all_figures_are_bad_has_no_verdict() -> None:
 
 
 @pytest.mark.parametrize("value", BAD)
-def test_a_bad_figure_is_no_baseline(value: float) -> None:
+def test_an_impossible_measurement_is_not_used_as_a_baseline(value: float) -> None:
     healthy = judge(gpu_run())
     past = past_of(healthy, runs=3)
     worse = [dataclasses.replace(record, value=value) for record in past]
@@ -97,16 +99,16 @@ def test_a_bad_figure_is_no_baseline(value: float) -> None:
 
 
 @pytest.mark.parametrize("offset", [math.nan, math.inf])
-def test_a_clock_that_tells_no_number_does_not_pass(offset: float) -> None:
+def test_a_nan_clock_offset_does_not_pass(offset: float) -> None:
     result = judge(spoil(gpu_run(), 8, clock_offset_s=offset))
-    assert accused(result) == [("clock", "bad-figure", (), ("host-1",))]
+    assert reported_findings(result) == [("clock", "bad-figure", (), ("host-1",))]
     assert verdict_of(result, "clock") == "NO-VERDICT"
 
 
-def test_a_bad_figure_does_not_clear_an_earlier_failure() -> None:
+def test_an_impossible_measurement_does_not_clear_an_earlier_failure() -> None:
     sick = judge(with_local(gpu_run(), 3, "gemm_bf16", 600.0))
-    again = judge(with_local(gpu_run(), 3, "gemm_bf16", math.nan), open_failures=sick.open_failures())
-    assert (again.verdict, again.bad_nodes) == ("FAIL", ("host-0",))
+    repetitions = judge(with_local(gpu_run(), 3, "gemm_bf16", math.nan), open_failures=sick.open_failures())
+    assert (repetitions.verdict, repetitions.bad_nodes) == ("FAIL", ("host-0",))
     assert judge(gpu_run(), open_failures=sick.open_failures()).verdict == "PASS"
 
 
@@ -118,20 +120,22 @@ def test_an_impossible_time_of_a_collective_is_reported_with_its_valid_ones() ->
     assert result.busbw_gbytes_per_s is None
 
 
-def test_an_impossible_figure_of_an_unselected_check_is_not_reported() -> None:
+def test_an_impossible_measurement_of_an_unselected_check_is_not_reported() -> None:
     from checklist.registry import select
 
     run = with_local(gpu_run(), 3, "gemm_bf16", math.nan)
     assert judge(run, checks=select(skip=["gemm"])).verdict == "PASS"
 
 
-@pytest.mark.parametrize(("count", "more"), [(1, ""), (2, "And 1 more"), (3, "And 2 more")])
-def test_a_finding_counts_the_other_bad_figures_of_the_same_source(count: int, more: str) -> None:
+@pytest.mark.parametrize(("count", "other_reason"), [(1, ""), (2, "And 1 more"), (3, "And 2 more")])
+def test_a_finding_counts_other_impossible_measurements_of_the_same_source(
+    count: int, other_reason: str
+) -> None:
     run = with_local(gpu_run(), 11, "gemm_bf16", math.nan)
     (bad,) = [item for item in run.locals if (item.rank, item.what) == (11, "gemm_bf16")]
-    others = [
+    peers = [
         dataclasses.replace(bad, what=name) for name in ("gemm_bf16_sustained", "gemm_fp32")[: count - 1]
     ]
-    [fault] = judge(dataclasses.replace(run, locals=(*run.locals, *others))).findings
-    assert ("more of its figures" in fault.title) == bool(more)
-    assert more in fault.title
+    [fault] = judge(dataclasses.replace(run, locals=(*run.locals, *peers))).findings
+    assert ("more of its figures" in fault.title) == bool(other_reason)
+    assert other_reason in fault.title

@@ -1,4 +1,4 @@
-"""Crafted runs of real clusters: healthy ones pass, slow ones warn or fail, with the cause that fits."""
+"""Simulated runs of real clusters: healthy ones pass, slow ones warn or fail with the right cause."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ ETH_100 = {"nics": (Nic(name="eth0", addresses=("10.0.0.1",), up=True, gbps=100)
 
 @dataclass(frozen=True)
 class Case:
-    """A run of ``nodes`` x ``gpus``, and what is to be said of its largest collective."""
+    """A run of ``nodes`` x ``gpus``, and the expected verdict on its largest collective."""
 
     name: str
     nodes: int
@@ -68,8 +68,8 @@ def crafted(case: Case) -> Measurements:
     run = gpu_run(case.nodes, case.gpus)
     ranks = case.nodes * case.gpus
     names = (GPUS[case.gpu],) * case.gpus
-    known = {"efa_devices": 0, "ib_devices": (), **case.facts}
-    run = all_with(run, instance_type=case.machine, gpu_names=names, **known)
+    known_facts = {"efa_devices": 0, "ib_devices": (), **case.facts}
+    run = all_with(run, instance_type=case.machine, gpu_names=names, **known_facts)
     seconds = case.size / 1e9 / case.busbw * bus_factor(case.op, ranks)
     item = collective(case.op, case.size, seconds, ranks, case.nodes)
     assert run.transport is not None
@@ -130,7 +130,7 @@ CASES = (
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_a_crafted_run_gets_its_verdict_and_cause(case: Case) -> None:
+def test_each_simulated_run_gets_its_verdict_and_cause(case: Case) -> None:
     result = say(case)
     assert verdict_of(result, "bandwidth") == case.verdict, result.headline
     assert [fault.code for fault in result.findings] == ([case.code] if case.code else [])
@@ -140,7 +140,7 @@ def test_a_crafted_run_gets_its_verdict_and_cause(case: Case) -> None:
         assert fault.advice
 
 
-def test_the_finding_has_the_arithmetic_in_one_line() -> None:
+def test_the_finding_shows_the_calculation_in_one_line() -> None:
     (fault,) = say(CASES[[case.name for case in CASES].index("TCP beside NDR")]).findings
     assert fault.title == (
         "all_reduce fp32 of 8.00 GiB: 14 GB/s of 362 expected (at least 305): 8 ports x 400 Gbit/s "
@@ -149,7 +149,7 @@ def test_the_finding_has_the_arithmetic_in_one_line() -> None:
 
 
 @pytest.mark.parametrize("nodes", [2, 4, 16])
-def test_without_known_ports_there_is_no_pass(nodes: int) -> None:
+def test_bandwidth_does_not_pass_without_known_ports(nodes: int) -> None:
     run = crafted(Case("", nodes=nodes, busbw=14))
     measured = gpu_run(nodes)
     result = judge(dataclasses.replace(run, locals=measured.locals, pairs=measured.pairs), checks=NO_VALUES)
@@ -158,7 +158,7 @@ def test_without_known_ports_there_is_no_pass(nodes: int) -> None:
     assert "speed not judged" in result.headline
 
 
-def test_a_run_faster_than_its_known_links_has_no_pass_for_them() -> None:
+def test_a_run_faster_than_its_known_links_does_not_pass_by_them() -> None:
     case = Case("half of ports that are not visible", 4, 180, gpus=8, facts=ETH_100)
     result = judge(crafted(case), checks=ONLY)
     assert result.verdict == "NO-VERDICT"
@@ -169,7 +169,7 @@ def test_a_run_faster_than_its_known_links_has_no_pass_for_them() -> None:
     assert expected.verdict == "FAIL"
 
 
-def test_ports_that_are_down_or_not_chosen_or_slower_are_not_counted() -> None:
+def test_ports_that_are_down_unselected_or_slower_are_not_counted() -> None:
     down = (*ports(8, 400), *ports(2, 800, state="DOWN"), *ports(2, 100, "Ethernet"))
     assert say(Case("", nodes=4, busbw=369, facts={"rdma_ports": down})).verdict == "PASS"
     chosen = Case(
@@ -186,7 +186,7 @@ def test_ports_that_are_down_or_not_chosen_or_slower_are_not_counted() -> None:
     assert say(dataclasses.replace(chosen, environment={})).verdict == "FAIL"
 
 
-def test_half_of_a_machines_gpus_have_half_of_its_network() -> None:
+def test_half_of_the_gpus_of_a_machine_have_half_of_its_network() -> None:
     half = Case("", nodes=4, gpus=4, busbw=170, machine="p5.48xlarge")
     assert say(half).verdict == "PASS"
     assert say(dataclasses.replace(half, gpus=8)).verdict == "FAIL"
@@ -206,7 +206,7 @@ def test_hosts_of_one_nvlink_domain_are_judged_by_its_links(busbw: float, verdic
     assert say(case).verdict == verdict
 
 
-def test_bridges_between_two_pcie_gpus_are_read_from_nvml() -> None:
+def test_nvlink_bridges_between_two_pcie_gpus_are_read_from_nvml() -> None:
     case = Case("", nodes=1, gpus=2, busbw=205)
     run = all_with(crafted(case), gpu_names=("NVIDIA A100 80GB PCIe",) * 2)
     by_pcie = judge(run, checks=ONLY)
@@ -220,7 +220,7 @@ def test_bridges_between_two_pcie_gpus_are_read_from_nvml() -> None:
     assert 195 < (judged.figures[0].expected or 0) < 220
 
 
-def test_pairs_far_below_their_ports_fail_without_a_slower_peer() -> None:
+def test_pairs_far_below_their_port_rates_fail_even_if_all_are_equally_slow() -> None:
     run = crafted(Case("", nodes=4, busbw=369, facts=NDR))
     pairs = tuple(
         Pair(src=a, dst=b, round=n, gbytes_per_s=1.7, bytes=4 * GIB)
@@ -233,7 +233,7 @@ def test_pairs_far_below_their_ports_fail_without_a_slower_peer() -> None:
 
 
 @pytest.mark.parametrize(("busbw", "verdict"), [(190.0, "FAIL"), (265.0, "WARN")])
-def test_ten_nights_that_begin_slow_stay_slow(busbw: float, verdict: str) -> None:
+def test_ten_equally_slow_nights_do_not_become_a_baseline(busbw: float, verdict: str) -> None:
     history: list[Record] = []
     for night in range(10):
         case = Case("", nodes=4, busbw=busbw * (1 + 0.001 * (night % 3)), facts=NDR)
@@ -247,7 +247,7 @@ def test_ten_nights_that_begin_slow_stay_slow(busbw: float, verdict: str) -> Non
     assert judge(well, checks=ONLY, history=history).verdict == "PASS"
 
 
-def test_in_a_contradicted_run_no_figure_of_the_network_counts_for_a_baseline() -> None:
+def test_a_run_that_contradicts_its_expectation_records_no_network_baseline() -> None:
     run = gpu_run(4)
     slow = crafted(Case("", nodes=4, busbw=100, machine="p5.48xlarge"))
     result = judge(dataclasses.replace(run, collectives=(*run.collectives[:-1], *slow.collectives)))

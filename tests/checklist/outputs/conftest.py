@@ -1,4 +1,4 @@
-"""Two results to tell of: of a sick cluster and of a healthy one."""
+"""Results of a faulty and of a healthy cluster, for the outputs."""
 
 from __future__ import annotations
 

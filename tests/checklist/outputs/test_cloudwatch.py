@@ -1,4 +1,4 @@
-"""A line for CloudWatch in its embedded metric format."""
+"""CloudWatch output in the embedded metric format."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from estimator.errors import UserError
 
 @pytest.mark.parametrize("name", ["sick", "healthy"])
 def test_the_cloudwatch_line_is_embedded_metric_format(name: str, request: pytest.FixtureRequest) -> None:
-    made: Result = request.getfixturevalue(name)
+    result_made: Result = request.getfixturevalue(name)
     stream = io.StringIO()
-    cloudwatch.write(made, stream, cluster="prod")
+    cloudwatch.write(result_made, stream, cluster="prod")
     (line,) = stream.getvalue().splitlines()
     record = json.loads(line)
     (directive,) = record["_aws"]["CloudWatchMetrics"]

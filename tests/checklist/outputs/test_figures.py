@@ -1,4 +1,4 @@
-"""Figures in words: with their units, from which to which, and rank by rank."""
+"""Formatting of measurements: units, ranges, and values by rank."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tests.checklist.runs import cpu_run, gpu_run
 
 
 @pytest.mark.parametrize(
-    ("value", "unit", "words"),
+    ("value", "unit", "expected"),
     [(66e-6, "s", "66 µs"), (2.5e-3, "s", "2.5 ms"), (1.5, "s", "1.5 s"), (45.26, "GB/s", "45.3 GB/s"),
      (2853.4, "GB/s", "2853 GB/s")],
 )  # fmt: skip
-def test_an_amount_has_three_digits_and_its_unit(value: float, unit: str, words: str) -> None:
-    assert amount(value, unit) == words
+def test_a_value_is_shown_with_three_digits_and_its_unit(value: float, unit: str, expected: str) -> None:
+    assert amount(value, unit) == expected
 
 
 def test_each_check_shows_the_range_over_its_gpus() -> None:
@@ -37,7 +37,7 @@ def test_each_check_shows_the_range_over_its_gpus() -> None:
     assert sources["SM clock"][4] == "median of the peers in this run"
 
 
-def test_many_names_are_cut_and_the_largest_message_stands_for_its_name() -> None:
+def test_long_lists_are_shortened_and_each_name_shows_its_largest_message() -> None:
     figures = [
         Figure(name=name, value=value, unit="GB/s", verdict="PASS", bytes=size)
         for name in "abcd"
@@ -47,7 +47,7 @@ def test_many_names_are_cut_and_the_largest_message_stands_for_its_name() -> Non
     assert of_check(check) == "a 9 GB/s, b 9 GB/s, c 9 GB/s and 1 more"
 
 
-def test_each_rank_has_a_row_with_the_slowest_of_its_peers() -> None:
+def test_each_rank_has_a_row_with_its_slowest_peer_copy() -> None:
     copies = tuple(
         Local(rank=1, what="peer_copy", value=value, unit="GB/s", peer=peer)
         for peer, value in ((0, 300.0), (2, 200.0))

@@ -1,4 +1,4 @@
-"""A textfile for node_exporter: verdicts, nodes and figures."""
+"""The Prometheus textfile: verdicts, nodes and measurements."""
 
 from __future__ import annotations
 
@@ -29,37 +29,37 @@ def samples(file: Path) -> dict[tuple[str, tuple[str, ...]], float]:
     }
 
 
-def test_the_prometheus_textfile_has_verdicts_nodes_and_figures(
+def test_the_prometheus_textfile_has_verdicts_nodes_and_measurements(
     sick: Result, healthy: Result, tmp_path: Path
 ) -> None:
     file = tmp_path / "checklist.prom"
     prometheus.write(sick, file)
-    found = samples(file)
-    assert (found["verdict", ()], found["check_verdict", ("pairs",)]) == (2, 2)
-    assert found["check_verdict", ("mesh",)] == 0
-    assert (found["node_bad", ("host-2",)], found["node_bad", ("host-0",)]) == (1, 0)
-    assert (found["node_open_failures", ("host-2",)], found["node_open_failures", ("host-0",)]) == (1, 0)
-    assert (found["open_failures", ()], found["check_coverage_ratio", ("pairs",)]) == (1, 1)
-    best = {key: value for key, value in found.items() if key[0] == "node_pair_gbytes_per_second"}
+    metrics = samples(file)
+    assert (metrics["verdict", ()], metrics["check_verdict", ("pairs",)]) == (2, 2)
+    assert metrics["check_verdict", ("mesh",)] == 0
+    assert (metrics["node_bad", ("host-2",)], metrics["node_bad", ("host-0",)]) == (1, 0)
+    assert (metrics["node_open_failures", ("host-2",)], metrics["node_open_failures", ("host-0",)]) == (1, 0)
+    assert (metrics["open_failures", ()], metrics["check_coverage_ratio", ("pairs",)]) == (1, 1)
+    best = {key: value for key, value in metrics.items() if key[0] == "node_pair_gbytes_per_second"}
     assert len(best) == 8
     assert best["node_pair_gbytes_per_second", ("host-2", "sent")] < 0.3 * max(best.values())
-    slowest = min((v, k) for k, v in found.items() if k[0] == "pair_gbytes_per_second")[1]
+    slowest = min((v, k) for k, v in metrics.items() if k[0] == "pair_gbytes_per_second")[1]
     assert "host-2" in slowest[1]
     prometheus.write(healthy, file)
-    found = samples(file)
-    assert found["verdict", ()] == 0
-    assert any(name == "figure" and value == pytest.approx(450) for (name, _), value in found.items())
+    metrics = samples(file)
+    assert metrics["verdict", ()] == 0
+    assert any(name == "figure" and value == pytest.approx(450) for (name, _), value in metrics.items())
     assert list(tmp_path.iterdir()) == [file], "nothing half-written is left for the collector"
 
 
-def test_a_textfile_that_can_not_be_written_is_one_line(healthy: Result, tmp_path: Path) -> None:
+def test_an_unwritable_textfile_is_reported_in_one_line(healthy: Result, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"cannot be written: No such file"):
         prometheus.write(healthy, tmp_path / "missing" / "checklist.prom")
     with pytest.raises(UserError, match=r"Its name must end in .prom"):
         prometheus.write(healthy, tmp_path / "checklist.txt")
 
 
-def test_a_pushgateway_gets_the_cluster_s_metrics_and_keeps_those_of_others(sick: Result) -> None:
+def test_a_pushgateway_gets_the_metrics_of_the_cluster_and_keeps_those_of_others(sick: Result) -> None:
     received: list[tuple[str, str, str]] = []
 
     class Gateway(BaseHTTPRequestHandler):
@@ -96,8 +96,8 @@ def test_suspects_and_the_cluster_are_among_the_labels(tmp_path: Path) -> None:
 def test_findings_of_a_gpu_are_labeled_with_it(tmp_path: Path) -> None:
     capped = with_states(gpu_run(), [9], "loaded", power_limit_w=500.0)
     prometheus.write(judge(capped), tmp_path / "checklist.prom")
-    found = samples(tmp_path / "checklist.prom")
-    gpus = {labels: value for (name, labels), value in found.items() if name == "gpu_verdict"}
+    metrics = samples(tmp_path / "checklist.prom")
+    gpus = {labels: value for (name, labels), value in metrics.items() if name == "gpu_verdict"}
     assert len(gpus) == 16
     assert {labels for labels, value in gpus.items() if value} == {("GPU-1-1", "host-1")}
-    assert found["figure", ("SM clock", "host-0", "0", "MHz")] == 1700
+    assert metrics["figure", ("SM clock", "host-0", "0", "MHz")] == 1700

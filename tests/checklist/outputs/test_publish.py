@@ -1,4 +1,4 @@
-"""All outputs of a run together: what cannot be is refused first, what fails is a line, nothing is raised."""
+"""All outputs of a run: impossible ones are refused first, failures are reported in one line."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
         yield served
 
 
-def reported(said: tuple[Report, ...]) -> dict[str, tuple[bool, str]]:
-    return {item.output: (item.failed, " ".join(item.lines)) for item in said}
+def reported(reports: tuple[Report, ...]) -> dict[str, tuple[bool, str]]:
+    return {item.output: (item.failed, " ".join(item.lines)) for item in reports}
 
 
-def test_every_output_that_was_asked_for_gets_the_result(
+def test_every_requested_output_gets_the_result(
     sick: Result, api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outputs = Outputs(
@@ -52,17 +52,17 @@ def test_every_output_that_was_asked_for_gets_the_result(
         monkeypatch.setenv(URL_VARIABLE, url)
         assert check(outputs) == ()
         assert received == [], "asking whether it is there sends no message"
-        said = publish(sick, outputs)
+        reports = publish(sick, outputs)
 
-    assert not any(item.failed for item in said)
+    assert not any(item.failed for item in reports)
     assert api.marked() == ["host-2"]
     assert received[0]["text"].startswith("Checklist of prod: FAIL.")
     assert 'training_checklist_verdict{cluster="prod"} 2.0' in (tmp_path / "checklist.prom").read_text()
     assert json.loads((tmp_path / "emf.log").read_text())["Cluster"] == "prod"
-    assert SECRET not in repr(said)
+    assert SECRET not in repr(reports)
 
 
-def test_a_line_for_cloudwatch_is_added_to_the_earlier_ones_and_can_go_to_standard_output(
+def test_cloudwatch_lines_are_appended_to_a_file_or_written_to_standard_output(
     sick: Result, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for _ in range(2):
@@ -72,7 +72,7 @@ def test_a_line_for_cloudwatch_is_added_to_the_earlier_ones_and_can_go_to_standa
     assert json.loads(capsys.readouterr().out)["Verdict"] == 2
 
 
-def test_an_output_that_fails_is_a_line_and_the_others_get_the_result_all_the_same(
+def test_a_failing_output_is_reported_in_one_line_and_all_others_get_the_result(
     sick: Result, api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(URL_VARIABLE, f"http://127.0.0.1:9/services/{SECRET}")
@@ -91,29 +91,29 @@ def test_an_output_that_fails_is_a_line_and_the_others_get_the_result_all_the_sa
         'ClusterRole with verbs ["get", "list", "patch"] on resources ["nodes"], bound to this account.',
         f"The webhook in ${URL_VARIABLE} cannot be reached: no connection (ConnectionRefusedError).",
     )
-    found = reported(publish(sick, outputs))
+    reports = reported(publish(sick, outputs))
 
-    assert {output: failed for output, (failed, _) in found.items()} == {
+    assert {output: failed for output, (failed, _) in reports.items()} == {
         "prometheus": True,
         "cloudwatch": False,
         "nodes": True,
         "webhook": True,
     }
-    assert "taken.prom cannot be written" in found["prometheus"][1]
-    assert "This account may not patch the nodes" in found["nodes"][1]
-    assert "could not be called" in found["webhook"][1]
-    assert SECRET not in repr(found)
+    assert "taken.prom cannot be written" in reports["prometheus"][1]
+    assert "This account may not patch the nodes" in reports["nodes"][1]
+    assert "could not be called" in reports["webhook"][1]
+    assert SECRET not in repr(reports)
 
 
-def test_a_fault_of_our_own_costs_no_result_and_quotes_nothing(
+def test_an_unexpected_exception_of_an_output_is_reported_without_its_message(
     sick: Result, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: Any, **__: Any) -> None:
         raise RuntimeError(SECRET)
 
     monkeypatch.setattr("checklist.outputs.webhook.send", broken)
-    (said,) = publish(sick, Outputs(webhook=True))
-    assert said == Report(output="webhook", failed=True, lines=("Unexpected RuntimeError.",))
+    (report,) = publish(sick, Outputs(webhook=True))
+    assert report == Report(output="webhook", failed=True, lines=("Unexpected RuntimeError.",))
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_a_fault_of_our_own_costs_no_result_and_quotes_nothing(
     ],
     ids=lambda value: "" if isinstance(value, str) else "-".join(value),
 )
-def test_what_can_not_be_is_refused_before_anything_is_measured(
+def test_impossible_outputs_are_refused_before_measuring(
     values: dict[str, Any], line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(URL_VARIABLE, raising=False)
@@ -140,7 +140,7 @@ def test_what_can_not_be_is_refused_before_anything_is_measured(
     assert error.value.advice
 
 
-def test_a_webhooks_address_that_is_none_is_refused_without_being_shown(
+def test_an_invalid_webhook_address_is_refused_without_showing_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for address in (SECRET, f"ftp://{SECRET}", f"http://[{SECRET}", "https://"):

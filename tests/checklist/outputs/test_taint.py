@@ -1,4 +1,4 @@
-"""Bad nodes are marked in a cluster: only if asked, never too many, unmarked only by a later pass."""
+"""Taints on faulty nodes: only on request, never too many, removed only after a later pass."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def use(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(file))
 
 
-def slow(*nodes: int, run: Measurements | None = None, **known: Any) -> Result:
+def slow(*nodes: int, run: Measurements | None = None, **changes: Any) -> Result:
     share = dict.fromkeys(nodes, 0.25)
     return judge(
-        with_pairs(run or gpu_run(8), Cluster(nodes=8, speed=45, transmit=share, receive=share)), **known
+        with_pairs(run or gpu_run(8), Cluster(nodes=8, speed=45, transmit=share, receive=share)), **changes
     )
 
 
-def test_nothing_is_changed_unless_asked_for(api: Api) -> None:
+def test_nodes_are_not_tainted_unless_requested(api: Api) -> None:
     lines = publish(slow(2))
     assert lines[0].startswith(
         "host-2: would be marked as unfit (taint), but this is a dry run. host-2 is slow"
@@ -60,13 +60,13 @@ def test_a_bad_node_is_tainted_and_keeps_the_taints_of_others(api: Api) -> None:
     assert api.patches[0][1] in ("application/merge-patch+json", "application/strategic-merge-patch+json")
 
 
-def test_doing_it_twice_changes_nothing_more(api: Api) -> None:
+def test_tainting_is_idempotent(api: Api) -> None:
     publish(slow(2), apply=True)
     assert publish(slow(2), apply=True) == ()
     assert len(api.patches) == 1
 
 
-def test_no_node_is_marked_if_more_than_the_allowed_share_fails(api: Api) -> None:
+def test_no_node_is_tainted_if_more_than_the_allowed_share_fails(api: Api) -> None:
     lines = publish(slow(1, 2, 3), apply=True)
     assert api.marked() == []
     assert lines == (
@@ -77,13 +77,13 @@ def test_no_node_is_marked_if_more_than_the_allowed_share_fails(api: Api) -> Non
     assert api.marked() == ["host-1", "host-2", "host-3"]
 
 
-def test_nodes_that_are_marked_already_count_toward_the_share(api: Api) -> None:
+def test_tainted_nodes_count_toward_the_allowed_share(api: Api) -> None:
     publish(slow(1, 2), apply=True)
     publish(slow(3), apply=True)
     assert api.marked() == ["host-1", "host-2"]
 
 
-def test_a_mark_is_taken_off_only_by_a_later_pass_of_a_check_as_strong(api: Api) -> None:
+def test_a_taint_is_removed_only_by_a_later_pass_of_an_equally_strict_check(api: Api) -> None:
     publish(slow(2), apply=True)
     weaker = judge(gpu_run(8, profile="quick", started_unix=2_000.0))
     without = judge(gpu_run(8, pairs=(), started_unix=2_000.0))
@@ -98,14 +98,14 @@ def test_a_mark_is_taken_off_only_by_a_later_pass_of_a_check_as_strong(api: Api)
     assert KEY not in api.nodes["host-2"]["metadata"]["annotations"]
 
 
-def test_a_second_failure_is_added_to_the_first_and_both_must_be_cleared(api: Api) -> None:
+def test_a_second_failure_is_added_to_the_taint_and_both_must_be_cleared(api: Api) -> None:
     publish(slow(2), apply=True)
     run = gpu_run(8)
     broken = judge(dataclasses.replace(with_share(run, 0.7, range(16, 24)), pairs=()))
     assert broken.bad_nodes == ("host-2",)
     publish(broken, apply=True)
-    kept = json.loads(api.nodes["host-2"]["metadata"]["annotations"][KEY])
-    assert {item["check"] for item in kept} == {"pairs", "gemm", "hbm"}
+    taint_value = json.loads(api.nodes["host-2"]["metadata"]["annotations"][KEY])
+    assert {item["check"] for item in taint_value} == {"pairs", "gemm", "hbm"}
     later = dataclasses.replace(run, started_unix=2_000.0)
     publish(judge(dataclasses.replace(later, pairs=())), apply=True)
     assert api.marked() == ["host-2"], "the pairs have not been measured again"
@@ -113,13 +113,13 @@ def test_a_second_failure_is_added_to_the_first_and_both_must_be_cleared(api: Ap
     assert api.marked() == []
 
 
-def test_marks_of_other_tools_are_kept(api: Api) -> None:
+def test_taints_of_other_tools_are_kept(api: Api) -> None:
     api.nodes["host-5"]["spec"]["taints"].append({"key": KEY, "value": "true", "effect": EFFECT})
     assert publish(judge(gpu_run(8)), apply=True) == ()
     assert api.marked() == ["host-5"]
 
 
-def test_healthy_nodes_get_a_fit_label_for_equality_selectors(api: Api) -> None:
+def test_healthy_nodes_get_a_label_for_equality_selectors(api: Api) -> None:
     publish(slow(2), apply=True, method="label")
     fit = {name: node["metadata"]["labels"].get(LABEL) for name, node in api.nodes.items()}
     assert fit == {f"host-{number}": "false" if number == 2 else "true" for number in range(8)}
@@ -128,24 +128,24 @@ def test_healthy_nodes_get_a_fit_label_for_equality_selectors(api: Api) -> None:
     assert {node["metadata"]["labels"][LABEL] for node in api.nodes.values()} == {"true"}
 
 
-def test_a_node_of_another_cluster_is_not_marked(api: Api) -> None:
+def test_a_node_of_another_cluster_is_not_tainted(api: Api) -> None:
     del api.nodes["host-2"]
     assert publish(slow(2), apply=True) == ("host-2 is no node of this cluster: it is not marked.",)
 
 
-@pytest.mark.parametrize(("verb", "said"), [("GET", "list"), ("PATCH", "patch")])
-def test_without_permission_the_missing_rule_is_named(api: Api, verb: str, said: str) -> None:
+@pytest.mark.parametrize(("verb", "expected"), [("GET", "list"), ("PATCH", "patch")])
+def test_without_permission_the_missing_rule_is_named(api: Api, verb: str, expected: str) -> None:
     api.refuse[verb] = 403
     with pytest.raises(UserError) as error:
         publish(slow(2), apply=True)
-    assert error.value.problem == f"This account may not {said} the nodes of the cluster."
+    assert error.value.problem == f"This account may not {expected} the nodes of the cluster."
     assert 'a ClusterRole with verbs ["get", "list", "patch"] on resources ["nodes"]' in error.value.advice
 
 
-def test_other_refusals_are_one_clear_line(api: Api) -> None:
-    for status, said in ((401, "does not accept this login"), (500, "answers with status 500")):
+def test_other_api_errors_are_reported_in_one_line(api: Api) -> None:
+    for status, message in ((401, "does not accept this login"), (500, "answers with status 500")):
         api.refuse["GET"] = status
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(UserError, match=message):
             publish(slow(2), apply=True)
 
 
@@ -158,7 +158,7 @@ def test_a_concurrently_changed_node_is_not_overwritten(api: Api) -> None:
     assert api.marked() == []
 
 
-def test_a_node_that_others_write_to_is_looked_at_again_and_marked(api: Api) -> None:
+def test_a_node_changed_concurrently_is_read_again_and_tainted(api: Api) -> None:
     api.writers["host-2"] = 2
     (line,) = publish(slow(2), apply=True)
     assert line.startswith("host-2: marked as unfit (taint). host-2 is slow")
@@ -166,20 +166,20 @@ def test_a_node_that_others_write_to_is_looked_at_again_and_marked(api: Api) -> 
     assert api.nodes["host-2"]["metadata"]["annotations"]["seen"] == "0", "the others' change is kept"
 
 
-def test_a_concurrently_marked_node_is_not_marked_again(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    own = taint.Cluster.patch
+def test_a_concurrently_tainted_node_is_not_tainted_again(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    original_patch = taint.Cluster.patch
 
     def late(self: taint.Cluster, change: taint.NodeChange, how: taint.How) -> None:
-        monkeypatch.setattr(taint.Cluster, "patch", own)
+        monkeypatch.setattr(taint.Cluster, "patch", original_patch)
         publish(slow(2), apply=True)  # another run, with the same verdict
-        own(self, change, how)
+        original_patch(self, change, how)
 
     monkeypatch.setattr(taint.Cluster, "patch", late)
     assert publish(slow(2), apply=True) == ()
     assert (api.marked(), len(api.patches)) == (["host-2"], 1)
 
 
-def test_other_nodes_are_marked_if_one_cannot_be(api: Api) -> None:
+def test_other_nodes_are_tainted_if_one_cannot_be(api: Api) -> None:
     api.writers["host-1"] = 1000
     with pytest.raises(taint.NotAllMarkedError) as error:
         publish(slow(1, 2), apply=True)
@@ -187,27 +187,27 @@ def test_other_nodes_are_marked_if_one_cannot_be(api: Api) -> None:
     assert first == ("host-1: left as it is. Another client changed the node in the meantime. Run it again.")
     assert second.startswith("host-2: marked as unfit (taint).")
     assert api.marked() == ["host-2"]
-    (said,) = publish_to(slow(1, 2), Outputs(mark="taint", apply=True))
-    assert (said.failed, said.lines) == (True, (first,)), "host-2 is marked already"
+    (report,) = publish_to(slow(1, 2), Outputs(mark="taint", apply=True))
+    assert (report.failed, report.lines) == (True, (first,)), "host-2 is marked already"
 
 
-def test_marks_made_before_a_refusal_are_reported(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    own = taint.Cluster.patch
+def test_taints_set_before_an_api_error_are_reported(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    original_patch = taint.Cluster.patch
 
     def once(self: taint.Cluster, change: taint.NodeChange, how: taint.How) -> None:
-        own(self, change, how)
+        original_patch(self, change, how)
         api.refuse["PATCH"] = 403
 
     monkeypatch.setattr(taint.Cluster, "patch", once)
-    (said,) = publish_to(slow(1, 2), Outputs(mark="taint", apply=True))
-    assert said.failed
-    assert said.lines[0].startswith("host-1: marked as unfit (taint).")
-    assert said.lines[1].startswith(
+    (report,) = publish_to(slow(1, 2), Outputs(mark="taint", apply=True))
+    assert report.failed
+    assert report.lines[0].startswith("host-1: marked as unfit (taint).")
+    assert report.lines[1].startswith(
         "host-2: left as it is. This account may not patch the nodes of the cluster."
     )
 
 
-def test_a_cluster_that_can_not_be_reached_is_one_clear_line(
+def test_an_unreachable_cluster_is_reported_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use(kubeconfig(tmp_path, "http://127.0.0.1:9"), monkeypatch)

@@ -1,4 +1,4 @@
-"""Nodes of a real Kubernetes API server are marked, with the rights that infra/kubernetes gives."""
+"""Taints on nodes of a real Kubernetes API server, with the roles of infra/kubernetes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SICK = judge(with_pairs(gpu_run(8), Cluster(nodes=8, speed=45, transmit=SHARE, r
 
 @pytest.fixture
 def server(control_plane: ControlPlane, monkeypatch: pytest.MonkeyPatch) -> Iterator[ControlPlane]:
-    """The server with eight nodes, and alice asking."""
+    """The API server with eight nodes and the user alice."""
     names = [f"host-{number}" for number in range(8)]
     control_plane.apply(*({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}} for name in names))
     monkeypatch.setenv("KUBECONFIG", str(control_plane.kubeconfig("alice")))
@@ -39,7 +39,7 @@ def server(control_plane: ControlPlane, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 
 def allow(server: ControlPlane) -> None:
-    """Give alice what the checklist's service account gets."""
+    """Give alice the rights of the service account of the checklist."""
     role, binding = (copy.deepcopy(item) for item in yaml.safe_load_all(ROLES.read_text()))
     role["metadata"]["name"] = binding["metadata"]["name"] = binding["roleRef"]["name"] = "test-node-marker"
     binding["subjects"] = [{"kind": "User", "name": "alice", "apiGroup": "rbac.authorization.k8s.io"}]
@@ -47,8 +47,8 @@ def allow(server: ControlPlane) -> None:
 
 
 def node(server: ControlPlane) -> dict[str, Any]:
-    found: dict[str, Any] = server.api().get("/api/v1/nodes/host-2")
-    return found
+    node_object: dict[str, Any] = server.api().get("/api/v1/nodes/host-2")
+    return node_object
 
 
 def ours(server: ControlPlane) -> list[dict[str, str]]:
@@ -56,18 +56,18 @@ def ours(server: ControlPlane) -> list[dict[str, str]]:
 
 
 def after_others(server: ControlPlane) -> Callable[..., None]:
-    """Cluster.patch, right before which somebody else has changed the node, once."""
-    own, todo = taint.Cluster.patch, ["label"]
+    """Change the node once right before Cluster.patch, as a concurrent writer does."""
+    original_patch, todo = taint.Cluster.patch, ["label"]
 
     def patch(self: taint.Cluster, change: taint.NodeChange, how: taint.How) -> None:
         if todo:
             server.kubectl(todo.pop(), "node", change.node.name, "somebody=else")
-        own(self, change, how)
+        original_patch(self, change, how)
 
     return patch
 
 
-def test_marks_need_the_role_of_infra_are_set_seen_by_training_and_taken_off(
+def test_taints_need_the_infra_role_and_are_set_respected_by_training_and_removed(
     server: ControlPlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outputs = Outputs(mark="taint", apply=True)
@@ -75,14 +75,14 @@ def test_marks_need_the_role_of_infra_are_set_seen_by_training_and_taken_off(
     assert line.startswith(
         "Nodes could not be marked now. This account may not list the nodes of the cluster."
     )
-    (said,) = publish(SICK, outputs)
-    assert said.failed
-    assert "This account may not list the nodes of the cluster." in said.lines[0]
+    (report,) = publish(SICK, outputs)
+    assert report.failed
+    assert "This account may not list the nodes of the cluster." in report.lines[0]
 
     allow(server)
     wait_for(lambda: check(outputs) == (), 60, "the role counts")
-    (said,) = publish(SICK, outputs)
-    assert not said.failed, said.lines
+    (report,) = publish(SICK, outputs)
+    assert not report.failed, report.lines
     assert ours(server) == [{"key": KEY, "value": "true", "effect": EFFECT}]
     assert "host-2 is slow" in node(server)["metadata"]["annotations"][KEY]
     checked = gate.Checked(run="ChecklistFlow/7", result=SICK, age_s=60)
@@ -92,8 +92,8 @@ def test_marks_need_the_role_of_infra_are_set_seen_by_training_and_taken_off(
     assert ours(server) == []
     with monkeypatch.context() as patched:
         patched.setattr(taint.Cluster, "patch", after_others(server))
-        (said,) = publish(SICK, outputs)
-    assert (said.failed, len(ours(server))) == (False, 1), said.lines
+        (report,) = publish(SICK, outputs)
+    assert (report.failed, len(ours(server))) == (False, 1), report.lines
     assert node(server)["metadata"]["labels"]["somebody"] == "else"
     publish(judge(gpu_run(8, started_unix=2_000.0)), outputs)
     publish(SICK, Outputs(mark="label", apply=True))

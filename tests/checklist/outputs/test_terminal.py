@@ -1,4 +1,4 @@
-"""What a person reads at the terminal."""
+"""The report on the terminal."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def shown(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -
     return text
 
 
-def test_figures_stand_beside_verdicts_and_each_gpu_has_a_line(shown: object) -> None:
+def test_measurements_are_shown_next_to_verdicts_and_each_gpu_has_a_row(shown: object) -> None:
     text = shown(gpu_run(1, 4, probes=(), pairs=()))  # type: ignore[operator]
     lines = text.splitlines()
     gemm = next(line for line in lines if line.startswith("gemm"))
@@ -31,14 +31,14 @@ def test_figures_stand_beside_verdicts_and_each_gpu_has_a_line(shown: object) ->
     assert "  $ torchrun --nnodes 2 --nproc-per-node 4 " in text
 
 
-def test_on_cpus_what_was_measured_is_shown_too(shown: object) -> None:
+def test_measurements_on_cpus_are_shown(shown: object) -> None:
     text = shown(cpu_run(2, local=True))  # type: ignore[operator]
     assert "PASS: Software works; speed not judged: all nodes are on this one machine. (60 s)" in text
     for figure in ("gemm_fp32 0.2 TFLOPS", "barrier latency 70 µs", "all_reduce fp32 ", "pairs, median "):
         assert figure in text
 
 
-def test_many_ranks_are_not_listed_and_several_machines_need_no_next_command(shown: object) -> None:
+def test_large_runs_list_no_ranks_and_runs_on_several_machines_suggest_no_next_command(shown: object) -> None:
     text = shown(gpu_run(1 + MAX_RANKS // 8, 8))  # type: ignore[operator]
     assert "rank  node" not in text
     assert "gemm_bf16 760 to 763 TFLOPS" in text

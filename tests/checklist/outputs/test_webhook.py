@@ -1,4 +1,4 @@
-"""The webhook gets a message within its limits; one that fails is a line, without its address."""
+"""The webhook gets a message within its limits; a failure is one line without the address."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_the_webhook_gets_verdict_finding_and_advice(sick: Result) -> None:
     assert any("`kubectl drain host-2" in text for text in texts)
 
 
-def test_a_message_stays_within_slacks_limits(sick: Result) -> None:
+def test_a_message_stays_within_the_limits_of_slack(sick: Result) -> None:
     many = tuple(dataclasses.replace(sick.findings[0], title="x" * 5000) for _ in range(80))
     blocks = webhook.message(dataclasses.replace(sick, findings=many))["blocks"]
     assert len(blocks) <= 50
@@ -34,7 +34,7 @@ def test_a_message_stays_within_slacks_limits(sick: Result) -> None:
 
 
 @pytest.mark.parametrize("status", [400, 403, 404, 500, 302])
-def test_a_webhook_that_refuses_is_one_line_without_its_address(sick: Result, status: int) -> None:
+def test_a_refusing_webhook_is_reported_in_one_line_without_its_address(sick: Result, status: int) -> None:
     with hook(status) as (url, _):
         line = webhook.send(sick, url)
     assert "SECRET" not in line
@@ -42,7 +42,7 @@ def test_a_webhook_that_refuses_is_one_line_without_its_address(sick: Result, st
     assert line.endswith("The result is kept.")
 
 
-def test_a_webhook_that_is_down_is_one_line_without_its_address(sick: Result) -> None:
+def test_an_unreachable_webhook_is_reported_in_one_line_without_its_address(sick: Result) -> None:
     line = webhook.send(sick, f"http://127.0.0.1:9/services/{SECRET}")
     assert (
         line == "The webhook could not be called: no connection (ConnectionRefusedError). The result is kept."
@@ -55,12 +55,12 @@ def test_a_webhook_that_is_down_is_one_line_without_its_address(sick: Result) ->
 
 
 @pytest.mark.parametrize("how", [{"delay_s": 5.0}, {"drip": True}], ids=["silent", "dripping"])
-def test_a_slow_webhook_holds_nobody_up(sick: Result, how: Any) -> None:
+def test_a_slow_webhook_is_abandoned_at_its_time_limit(sick: Result, how: Any) -> None:
     start = time.monotonic()
     with hook(**how) as (url, _):
         line = webhook.send(sick, url, timeout_s=0.5)
-        taken = time.monotonic() - start
-    assert taken < 2
+        elapsed_s = time.monotonic() - start
+    assert elapsed_s < 2
     assert line == "The webhook could not be called: no answer within 0.5 s. The result is kept."
 
 
@@ -72,7 +72,7 @@ def test_a_slow_webhook_holds_nobody_up(sick: Result, how: Any) -> None:
     ],
     ids=["as asked for", "longer each time"],
 )
-def test_a_busy_webhook_is_called_again_after_a_wait(
+def test_a_busy_webhook_is_called_again_after_its_retry_time(
     sick: Result, monkeypatch: pytest.MonkeyPatch, replies: Any, waits: list[float]
 ) -> None:
     slept: list[float] = []
@@ -84,7 +84,7 @@ def test_a_busy_webhook_is_called_again_after_a_wait(
 
 
 @pytest.mark.parametrize("reported", ["3600", "1e400", "99999999999999999999"])
-def test_a_webhook_with_too_long_a_retry_after_is_given_up_at_once(sick: Result, reported: str) -> None:
+def test_a_webhook_with_too_long_a_retry_time_is_abandoned_at_once(sick: Result, reported: str) -> None:
     start = time.monotonic()
     with busy_hook((429, lambda: reported)) as (url, called):
         line = webhook.send(sick, url, most_wait_s=0.5)
@@ -95,7 +95,7 @@ def test_a_webhook_with_too_long_a_retry_after_is_given_up_at_once(sick: Result,
     assert time.monotonic() - start < 4
 
 
-def test_all_waits_together_have_a_limit(sick: Result, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_total_wait_for_a_webhook_has_a_limit(sick: Result, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(webhook.time, "sleep", lambda _: None)
     with busy_hook((503, lambda: "1")) as (url, called):
         line = webhook.send(sick, url, most_wait_s=1.5)
@@ -104,7 +104,7 @@ def test_all_waits_together_have_a_limit(sick: Result, monkeypatch: pytest.Monke
     assert "status 503, the next attempt would be in 1 s, and only 0.5 s are left" in line
 
 
-def test_a_webhook_that_is_always_busy_is_tried_a_few_times(sick: Result) -> None:
+def test_a_webhook_that_is_always_busy_is_tried_a_limited_number_of_times(sick: Result) -> None:
     with busy_hook((429, lambda: "0")) as (url, called):
         line = webhook.send(sick, url)
     assert len(called) == webhook.TRIES
@@ -130,7 +130,7 @@ def test_permanent_webhook_errors_are_not_retried(sick: Result, status: int) -> 
         ("", None, None),
     ],
 )
-def test_retry_after_is_seconds_or_a_date_by_the_server_s_clock(
+def test_retry_after_is_read_as_seconds_or_as_a_date_by_the_clock_of_the_server(
     reported: str, date: str | None, wait_s: float | None
 ) -> None:
     headers = Message()

@@ -1,4 +1,4 @@
-"""How far a rank is, as another process reads it."""
+"""The progress of a rank, as read by another process."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 from checklist.probing.progress import Progress
 
 
-def test_progress_is_read_by_another_while_its_writer_is_busy(tmp_path: object) -> None:
+def test_progress_is_read_by_another_thread_while_the_writer_is_busy(tmp_path: object) -> None:
     path = tmp_path / "rank0.progress"  # type: ignore[operator]
     reader = Progress(path, create=True)
 

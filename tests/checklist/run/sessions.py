@@ -1,4 +1,4 @@
-"""A run of which the phases ask, and a test answers."""
+"""A simulated run whose requests are answered by a test."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Answer = Callable[[str, int, Mapping[str, Any]], Any]  # what, rank, arguments -
 
 
 class Answered(Session):
-    """Nodes of one rank each, on hosts of their own; ``answer`` says what a rank replies."""
+    """Nodes of one rank each on separate hosts; ``answer`` returns the reply of a rank."""
 
     def __init__(self, nodes: int, answer: Answer, **options: Any) -> None:
         place = of_node(node=0, nodes=nodes, processes=1, host="10.0.0.1", port=1, secret=Secret("s"))

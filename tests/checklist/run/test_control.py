@@ -1,4 +1,4 @@
-"""What supervisors say to each other."""
+"""Messages between supervisors."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import math
 from checklist.run.control import Reply, WorkerReply
 
 
-def test_nan_figures_survive_the_channel() -> None:
-    said = Reply.model_validate_json(
+def test_nan_measurements_survive_the_channel() -> None:
+    reply = Reply.model_validate_json(
         '{"kind": "done", "id": 1, "reply": {"value": NaN, "samples": [-Infinity]}}'
     )
-    heard = WorkerReply.model_validate_json(WorkerReply(rank=0, reply=said).model_dump_json())
-    assert math.isnan(heard.reply.reply["value"])
-    assert heard.reply.reply["samples"] == [-math.inf]
+    received = WorkerReply.model_validate_json(WorkerReply(rank=0, reply=reply).model_dump_json())
+    assert math.isnan(received.reply.reply["value"])
+    assert received.reply.reply["samples"] == [-math.inf]

@@ -1,4 +1,4 @@
-"""Figures that a rank measures alone."""
+"""Measurements that a rank makes alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CPU = torch.device("cpu")
 
 
 def speeds_in_turn(monkeypatch: pytest.MonkeyPatch, speeds: list[float]) -> None:
-    """Products that are as fast as told, one after the other, and again from the first."""
+    """Simulate matrix products with these speeds, in turn and repeated."""
     reported = itertools.cycle(speeds)
     monkeypatch.setattr(node_checks, "_product", lambda *_: lambda: next(reported))
 
@@ -29,13 +29,15 @@ def test_a_burst_reports_its_fastest_product_and_a_load_all_products(
     ]
 
 
-def test_products_are_really_multiplied() -> None:
+def test_measured_matrix_products_are_correct() -> None:
     burst, load = node_checks._burst(CPU, torch.float32), node_checks._load(CPU, torch.float32, 0.0)
     assert (len(burst), len(load)) == (node_checks._FASTEST, node_checks._FEWEST)
     assert all(value > 0 for value in (*burst, *load))
 
 
-def test_a_copys_rate_counts_its_bytes_once_and_both_ways_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rate_of_a_copy_counts_its_bytes_once_and_a_bidirectional_copy_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(node_checks, "_timed", lambda *_: 0.5)
     assert set(node_checks._copies(CPU, CPU, 10**6)) == {0.002}
     assert set(node_checks._copies(CPU, CPU, 10**6, both_ways=True)) == {0.004}

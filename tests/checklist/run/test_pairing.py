@@ -1,4 +1,4 @@
-"""What is made of what two nodes tell of the bytes between them."""
+"""Measurement of node pairs from the times reported by both nodes."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ NIGHT = 20_000
 
 
 @pytest.mark.parametrize("seconds", [math.nan, math.inf, -1.0, 0.0])
-def test_a_sender_with_impossible_seconds_is_noted_and_makes_no_pair(seconds: float) -> None:
-    def answer(what: str, rank: int, reported: Mapping[str, Any]) -> Any:
-        if what == "listen":
+def test_an_impossible_duration_of_a_sender_is_recorded_and_makes_no_pair(seconds: float) -> None:
+    def answer(request_name: str, rank: int, reported: Mapping[str, Any]) -> Any:
+        if request_name == "listen":
             return 4000
         odd = (rank, reported["address"]) == (2, "10.0.0.1")
         return {"seconds": [0.1, seconds] if odd else [0.1] * 5, "bytes": 10**9, "error": None}
@@ -34,23 +34,23 @@ def test_a_sender_with_impossible_seconds_is_noted_and_makes_no_pair(seconds: fl
     assert not any(pair.alone for pair in run.results.pairs), "nobody is suspected by it"
 
 
-def test_above_32_nodes_a_link_that_is_slow_when_all_send_is_measured_though_no_round_has_it() -> None:
+def test_above_32_nodes_a_link_slow_in_screening_is_measured_even_if_no_round_contains_it() -> None:
     nodes, met = 64, {pair for one in schedule(64, night=NIGHT) for pair in one}
     order = sorted(range(nodes), key=lambda rank: f"host-{rank}")  # the same every night
     places = next((a, b) for a in range(nodes) for b in range(a + 1, nodes) if (a, b) not in met)
     slow = order[places[0]], order[places[1]]
 
-    def answer(what: str, rank: int, reported: Mapping[str, Any]) -> Any:
-        if what == "listen":
+    def answer(request_name: str, rank: int, reported: Mapping[str, Any]) -> Any:
+        if request_name == "listen":
             return 4000
-        if what == "store":
+        if request_name == "store":
             return 29_000
-        if what == "screen":
-            here = reported["position"]
-            assert (reported["count"], order[here]) == (nodes, rank)
-            there = [{here, (here + d) % nodes} == set(places) for d in range(1, nodes)]
-            back = [{here, (here - d) % nodes} == set(places) for d in range(1, nodes)]
-            return [0.02 if a or b else 0.01 for a, b in zip(there, back, strict=True)]
+        if request_name == "screen":
+            position = reported["position"]
+            assert (reported["count"], order[position]) == (nodes, rank)
+            meets_slow_link = [{position, (position + d) % nodes} == set(places) for d in range(1, nodes)]
+            back = [{position, (position - d) % nodes} == set(places) for d in range(1, nodes)]
+            return [0.02 if a or b else 0.01 for a, b in zip(meets_slow_link, back, strict=True)]
         other = int(reported["address"].split(".")[-1]) - 1
         return {"seconds": [0.2 if {rank, other} == set(slow) else 0.1] * 5, "bytes": 10**9, "error": None}
 
@@ -64,9 +64,9 @@ def test_above_32_nodes_a_link_that_is_slow_when_all_send_is_measured_though_no_
     assert {slow, slow[::-1]} <= unseen
 
 
-def test_over_nccl_bandwidth_of_gpus_and_node_is_stored() -> None:
-    def answer(what: str, rank: int, reported: Mapping[str, Any]) -> Any:
-        if what in ("listen", "store"):
+def test_over_nccl_the_bandwidth_of_gpus_and_nodes_is_stored() -> None:
+    def answer(request_name: str, rank: int, reported: Mapping[str, Any]) -> Any:
+        if request_name in ("listen", "store"):
             return 4000
         slow = 2.0 if rank == 6 else 1.0
         return {"there": [0.1 * slow, 0.2], "back": [0.1, 0.2], "bytes": 10**9}

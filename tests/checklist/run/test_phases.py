@@ -1,4 +1,4 @@
-"""What is asked of whom in the phases that need no network."""
+"""Requests of the phases that need no network."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tests.checklist.run.sessions import Answered
 from tests.checklist.runs import facts, healthy_gpu
 
 
-def deep(asked: list[tuple[str, int, Mapping[str, Any]]]) -> Answered:
-    """Three nodes of two GPUs each, of which the first ranks are there."""
+def deep(requests: list[tuple[str, int, Mapping[str, Any]]]) -> Answered:
+    """Three nodes of two GPUs each; the first ranks have joined."""
 
-    def answer(what: str, rank: int, arguments: Mapping[str, Any]) -> Any:
-        asked.append((what, rank, arguments))
+    def answer(request_name: str, rank: int, arguments: Mapping[str, Any]) -> Any:
+        requests.append((request_name, rank, arguments))
         return to_dict(Diagnosed(node=rank, level=arguments["level"], passed=("memory",)))
 
     run = Answered(3, answer, profile="deep")
@@ -29,18 +29,22 @@ def deep(asked: list[tuple[str, int, Mapping[str, Any]]]) -> Answered:
     return run
 
 
-def test_nvidia_s_diagnostic_is_run_once_on_each_node_over_the_gpus_of_all_its_ranks() -> None:
-    asked: list[tuple[str, int, Mapping[str, Any]]] = []
-    run = deep(asked)
+def test_the_dcgm_diagnostic_runs_once_per_node_over_the_gpus_of_all_its_ranks() -> None:
+    requests: list[tuple[str, int, Mapping[str, Any]]] = []
+    run = deep(requests)
     assert diag(run) is None
-    assert [(what, rank) for what, rank, _ in asked] == [("diagnose", 0), ("diagnose", 1), ("diagnose", 2)]
-    reported = asked[1][2]
+    assert [(request_name, rank) for request_name, rank, _ in requests] == [
+        ("diagnose", 0),
+        ("diagnose", 1),
+        ("diagnose", 2),
+    ]
+    reported = requests[1][2]
     assert (reported["gpus"], reported["level"]) == (["GPU-1-0", "GPU-1-1"], 2)
     assert 800 < reported["limit_s"] < 900
     assert [one.node for one in run.results.diagnosed] == [0, 1, 2]
 
 
-def test_the_diagnosis_does_not_run_next_to_other_jobs_or_without_gpus() -> None:
+def test_the_dcgm_diagnostic_does_not_run_next_to_other_jobs_or_without_gpus() -> None:
     run = deep([])
     run.fact(3, gpu_processes=1)
     with pytest.raises(PhaseSkipped, match="rank 3 on host-1 is used by 1 other"):
@@ -50,9 +54,9 @@ def test_the_diagnosis_does_not_run_next_to_other_jobs_or_without_gpus() -> None
         diag(run)
 
 
-def test_how_a_gpu_was_under_load_comes_with_its_health_after_it() -> None:
-    def answer(what: str, rank: int, arguments: Mapping[str, Any]) -> Any:
-        assert (what, arguments) == ("health", {"when": "after"})
+def test_samples_of_a_gpu_under_load_are_returned_with_its_health_afterwards() -> None:
+    def answer(request_name: str, rank: int, arguments: Mapping[str, Any]) -> Any:
+        assert (request_name, arguments) == ("health", {"when": "after"})
         return [to_dict(healthy_gpu(rank, 1, when)) for when in ("loaded", "after")][rank:]
 
     run = Answered(3, answer)

@@ -1,4 +1,4 @@
-"""Whole runs on separate hosts with one fault each: the right one is named, in bounded time."""
+"""Complete runs on separate hosts with one fault each: the right one is named within a time limit."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ CASES = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
-def test_a_fault_is_named_in_time_and_no_process_is_left(case: network_faults.Case, tmp_path: Path) -> None:
+def test_a_fault_is_named_within_the_time_limit_and_no_process_remains(
+    case: network_faults.Case, tmp_path: Path
+) -> None:
     if case.cgroups and not netns.cgroups_writable():
         pytest.skip("cgroups cannot be made here")
     run = network_faults.once(dataclasses.replace(case, limit_s=LIMIT_S), tmp_path)
@@ -48,12 +50,17 @@ def test_a_fault_is_named_in_time_and_no_process_is_left(case: network_faults.Ca
 
 
 def measured(
-    folder: Path, hosts: int, fault: Callable[[Bed], object], *arguments: str, dual: bool = False, **more: Any
+    folder: Path,
+    hosts: int,
+    fault: Callable[[Bed], object],
+    *arguments: str,
+    dual: bool = False,
+    **overrides: Any,
 ) -> Result:
-    """The result, once it is sure that every process ended by itself, alike, and left nothing."""
+    """Return the result after checking that every process ended by itself and left nothing behind."""
     with bed(hosts, dual=dual) as made:
         fault(made)
-        job = made.run(folder, *arguments, limit_s=LIMIT_S, **more)
+        job = made.run(folder, *arguments, limit_s=LIMIT_S, **overrides)
         codes = [process.returncode for process in job.processes]
         assert job.json.exists(), f"exit {codes}: {job.output()}"
         assert set(codes) == {job.result.exit_code}
@@ -62,13 +69,13 @@ def measured(
 
 
 def named(result: Result, check: str) -> set[str]:
-    """Nodes that findings of a check name, as culprits or as suspects."""
-    found = [finding for finding in result.findings if finding.check == check]
-    return {name for finding in found for name in (*finding.nodes, *finding.suspects)}
+    """Return the nodes that findings of a check name as faulty or suspect."""
+    findings = [finding for finding in result.findings if finding.check == check]
+    return {name for finding in findings for name in (*finding.nodes, *finding.suspects)}
 
 
 @pytest.mark.slow
-def test_a_cut_pair_is_named_by_the_mesh_in_seconds_and_no_collective_hangs_on_it(tmp_path: Path) -> None:
+def test_a_cut_pair_is_named_by_the_mesh_in_seconds_and_hangs_no_collective(tmp_path: Path) -> None:
     result = measured(tmp_path, 4, lambda made: made.cut(1, 3), "--only", "mesh,correctness")
 
     probes = result.measurements.probes
@@ -82,7 +89,7 @@ def test_a_cut_pair_is_named_by_the_mesh_in_seconds_and_no_collective_hangs_on_i
 
 @pytest.mark.slow
 @pytest.mark.nightly
-def test_a_pair_that_is_only_late_is_tried_again_and_not_named(tmp_path: Path) -> None:
+def test_a_slow_connection_is_retried_and_not_named(tmp_path: Path) -> None:
     result = measured(tmp_path, 4, lambda made: made.cut_at_first(1, 3), "--only", "mesh")
 
     assert result.verdict == "PASS", result.headline
@@ -91,7 +98,7 @@ def test_a_pair_that_is_only_late_is_tried_again_and_not_named(tmp_path: Path) -
 
 @pytest.mark.slow
 @pytest.mark.nightly
-def test_a_host_with_a_blocked_address_family_joins_and_is_told_which_works(
+def test_a_host_with_a_blocked_address_family_joins_and_the_working_family_is_reported(
     tmp_path: Path,
 ) -> None:
     def fault(made: Bed) -> None:
@@ -105,12 +112,12 @@ def test_a_host_with_a_blocked_address_family_joins_and_is_told_which_works(
     result = measured(tmp_path, 3, fault, *NETWORK, dual=True, environment=master)
 
     assert len(result.measurements.facts) == 3
-    assert "h2 is not reached over IPv6, but over IPv4." in [found.title for found in result.findings]
+    assert "h2 is not reached over IPv6, but over IPv4." in [finding.title for finding in result.findings]
 
 
 @pytest.mark.slow
 @pytest.mark.nightly
-def test_control_ports_that_are_dropped_are_told_from_a_host_that_is_gone(
+def test_blocked_control_ports_are_distinguished_from_an_unreachable_host(
     tmp_path: Path,
 ) -> None:
     with bed(2) as made:
@@ -124,7 +131,7 @@ def test_control_ports_that_are_dropped_are_told_from_a_host_that_is_gone(
 
 
 @pytest.mark.slow
-def test_a_host_that_is_gone_is_named_and_the_others_end_in_time(tmp_path: Path) -> None:
+def test_an_unreachable_host_is_named_and_all_others_end_within_the_time_limit(tmp_path: Path) -> None:
     with bed(3) as made:
         job = made.start(tmp_path, *network_faults.WORLD)
         assert network_faults.wait_until(made, job, "collectives")

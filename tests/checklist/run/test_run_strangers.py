@@ -1,4 +1,4 @@
-"""A checklist among strangers measures and judges as if nobody had called."""
+"""A checklist measures and judges normally while unknown clients connect."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def new_port() -> int:
     return 20_000 + secrets.randbelow(9_000)
 
 
-def test_a_checklist_among_strangers_has_its_ranks_and_a_good_verdict(
+def test_a_checklist_passes_while_unknown_clients_connect(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
@@ -53,7 +53,9 @@ def test_a_checklist_among_strangers_has_its_ranks_and_a_good_verdict(
         ends[node] = run(options, place(node, port, secret))
 
     ports = place(0, port, secret).ports
-    forged = [greets("checklist/job", known, CLAIM, lie) for known in ("", "guessed") for lie in LIES]
+    forged = [
+        greets("checklist/job", known_secret, CLAIM, lie) for known_secret in ("", "guessed") for lie in LIES
+    ]
     with storm(ports[:1], [*common(), *forged]) as tried:
         first = threading.Thread(target=one, args=(0,), daemon=True)
         first.start()
@@ -76,11 +78,11 @@ def test_a_checklist_among_strangers_has_its_ranks_and_a_good_verdict(
     print(f"strangers called {tried():,} times; the run took {seconds:.1f} s")
 
 
-def test_a_supervisor_that_is_cut_off_is_reported_and_may_come_again() -> None:
+def test_a_disconnected_supervisor_is_reported_and_may_rejoin() -> None:
     secret, port = Secret.make(), new_port()
-    here = place(0, port, secret)
-    with contextlib.closing(Hub(here, LIMITS)) as hub:
-        with through(here.ports[0]) as (other, cut):
+    main_place = place(0, port, secret)
+    with contextlib.closing(Hub(main_place, LIMITS)) as hub:
+        with through(main_place.ports[0]) as (other, cut):
             far = of_node(node=1, nodes=2, processes=1, host="127.0.0.1", secret=secret, run="job")
             far = type(far)(**{**_fields(far), "ports": (other,)})
             first = join(far, LIMITS)
@@ -90,10 +92,10 @@ def test_a_supervisor_that_is_cut_off_is_reported_and_may_come_again() -> None:
             assert (event.peer.request.node, "broke" in (event.lost or "")) == (1, True)
             print(f"told after {time.monotonic() - begin:.2f} s")
             first.close()
-        again = join(place(1, port, secret), LIMITS)
+        rejoined = join(place(1, port, secret), LIMITS)
         assert set(hub.peers()) == {1}
         assert hub.refused() == []
-        again.close()
+        rejoined.close()
 
 
 def _fields(rendezvous: Rendezvous) -> dict[str, object]:
@@ -124,7 +126,7 @@ def test_an_invalid_message_gives_one_line_and_ends_only_that_connection(frame: 
         member.close()
 
 
-def test_a_member_can_speak_for_its_own_ranks_only() -> None:
+def test_a_member_can_report_for_its_own_ranks_only() -> None:
     secret, port = Secret.make(), new_port()
     with contextlib.closing(Hub(place(0, port, secret), LIMITS)) as hub:
         member = join(place(1, port, secret), LIMITS)
@@ -133,7 +135,7 @@ def test_a_member_can_speak_for_its_own_ranks_only() -> None:
         member.close()
 
 
-def test_supervisors_meet_over_ipv6() -> None:
+def test_supervisors_connect_over_ipv6() -> None:
     secret, port = Secret.make(), new_port()
     with contextlib.closing(Hub(place(0, port, secret, host="::1"), LIMITS)) as hub:
         member = join(place(1, port, secret, host="::1"), LIMITS)
@@ -149,31 +151,36 @@ def test_a_job_on_one_host_listens_on_its_loopback_only() -> None:
             sock.connect(("127.0.0.2", alone.ports[0]))
 
 
-def read_process_file(pid: int, name: str, own: bytes) -> bytes:
-    """``/proc/PID/name`` once it holds ``own``, or after 10 s: before exec it is the parent's, then empty."""
+def read_process_file(pid: int, name: str, expected_marker: bytes) -> bytes:
+    """Read ``/proc/PID/name`` once it has the marker, or after 10 s; before exec it is the parent's."""
     file, deadline = Path(f"/proc/{pid}/{name}"), time.monotonic() + 10
-    while own not in (content := file.read_bytes()) and time.monotonic() < deadline:
+    while expected_marker not in (content := file.read_bytes()) and time.monotonic() < deadline:
         time.sleep(0.01)
     return content
 
 
-def test_the_processes_of_a_local_run_have_its_secret_neither_in_their_arguments_nor_their_environment(
+def test_the_secret_of_a_local_run_is_neither_in_arguments_nor_in_the_environment(
     tmp_path: Path,
 ) -> None:
     secret = Secret.make()
     options = Options(device="cpu", nodes=2, gpus_per_node=1, only=("ranks",))
     process = local._start(options, place(1, new_port(), secret), (), tmp_path)
     try:
-        for name, own in (("cmdline", b"checklist.run.local"), ("environ", b"CHECKLIST_LOCAL_NODE=1")):
-            content = read_process_file(process.pid, name, own)
-            assert own in content
+        for name, expected_marker in (
+            ("cmdline", b"checklist.run.local"),
+            ("environ", b"CHECKLIST_LOCAL_NODE=1"),
+        ):
+            content = read_process_file(process.pid, name, expected_marker)
+            assert expected_marker in content
             assert secret.text.encode() not in content
     finally:
         process.kill()
         process.wait()
 
 
-def test_workers_do_not_get_the_secret_of_their_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_do_not_receive_the_secret_of_their_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CHECKLIST_SECRET", "of this job")
     with contextlib.closing(
         WorkerProcess(rank=0, local_rank=0, node=0, directory=tmp_path, environment={}, report=lambda _: None)

@@ -1,4 +1,4 @@
-"""The control channel and the processes around a worker: who is taken in, who is blamed, what is left."""
+"""The control channel and worker processes: joining, blame for hangs, and cleanup."""
 
 from __future__ import annotations
 
@@ -42,17 +42,19 @@ from launchers.cluster.rendezvous import Beat
 SHORT = Limits(rendezvous=5.0, operation=2.0, settle=0.5, lost_after=3.0)
 
 
-def place(node: int, nodes: int = 2, **more: object) -> Rendezvous:
-    port = more.pop("port", None) or 20_000 + secrets.randbelow(9_000)
-    values = {"secret": Secret("s"), **more}
+def place(node: int, nodes: int = 2, **overrides: object) -> Rendezvous:
+    port = overrides.pop("port", None) or 20_000 + secrets.randbelow(9_000)
+    values = {"secret": Secret("s"), **overrides}
     return of_node(node=node, nodes=nodes, processes=1, host="127.0.0.1", port=port, **values)  # type: ignore[arg-type]
 
 
 @pytest.fixture
 def worker(tmp_path: Path) -> object:
-    heard: queue.Queue[WorkerReply | WorkerEnded] = queue.Queue()
-    made = WorkerProcess(rank=0, local_rank=0, node=0, directory=tmp_path, environment={}, report=heard.put)
-    yield made, heard
+    received: queue.Queue[WorkerReply | WorkerEnded] = queue.Queue()
+    made = WorkerProcess(
+        rank=0, local_rank=0, node=0, directory=tmp_path, environment={}, report=received.put
+    )
+    yield made, received
     made.close()
 
 
@@ -78,7 +80,7 @@ def test_a_rank_of_a_job_of_another_size_is_refused() -> None:
 @pytest.mark.parametrize(
     "differs", [{"run": "another"}, {"secret": Secret("another")}, {"secret": Secret("")}]
 )
-def test_members_of_another_job_or_secret_are_refused(differs: dict[str, object]) -> None:
+def test_members_with_another_job_or_secret_are_refused(differs: dict[str, object]) -> None:
     port = 20_000 + secrets.randbelow(9_000)
     with contextlib.closing(Hub(place(0, port=port), SHORT)) as hub:
         with pytest.raises(UserError, match="could not be reached"):
@@ -86,10 +88,10 @@ def test_members_of_another_job_or_secret_are_refused(differs: dict[str, object]
         assert hub.peers() == {}
 
 
-def test_the_end_reaches_a_supervisor_that_is_still_talking_when_rank_0_leaves() -> None:
-    here = place(1)
-    hub = Hub(here, SHORT)
-    link = join(here, SHORT)
+def test_the_end_of_a_run_reaches_a_supervisor_that_is_still_sending() -> None:
+    main_place = place(1)
+    hub = Hub(main_place, SHORT)
+    link = join(main_place, SHORT)
     over = threading.Event()
 
     def talk() -> None:
@@ -121,26 +123,26 @@ def test_the_end_reaches_a_supervisor_that_is_still_talking_when_rank_0_leaves()
     ],
     ids=["behind", "stopped", "silent", "all alike"],
 )
-def test_the_late_stopped_or_silent_rank_is_blamed_and_none_if_all_are_equal(
+def test_a_late_stopped_or_silent_rank_is_named_and_none_if_all_are_equal(
     at: dict[int, list[object]], blamed: list[int]
 ) -> None:
     assert _lagging(at, [0, 1, 2], others_failed=False) == blamed
 
 
-def test_a_request_to_nobody_ends_at_once() -> None:
-    here = place(0)
-    with contextlib.closing(Hub(here, SHORT)) as hub:
+def test_a_request_to_nodes_that_have_not_joined_ends_at_once() -> None:
+    main_place = place(0)
+    with contextlib.closing(Hub(main_place, SHORT)) as hub:
         begin = time.monotonic()
         outcome = Requests(hub, SHORT).request("facts", {0: {}}, limit_s=30)
         assert outcome.unfinished == (0,)
         assert time.monotonic() - begin < 5
 
 
-def test_a_rank_that_died_with_nothing_to_do_is_recorded_once_and_not_waited_for() -> None:
-    here = place(0)
-    with contextlib.closing(Hub(here, SHORT)) as hub:
-        first = join(here, SHORT)
-        second = join(replace(here, ranks=(1,), node=1), SHORT)
+def test_a_rank_that_died_while_idle_is_recorded_once_and_not_waited_for() -> None:
+    main_place = place(0)
+    with contextlib.closing(Hub(main_place, SHORT)) as hub:
+        first = join(main_place, SHORT)
+        second = join(replace(main_place, ranks=(1,), node=1), SHORT)
         requests = Requests(hub, SHORT)
         requests.phase = "pairs"
         second.send(WorkerEnded(rank=1, why="signal SIGKILL", at=("send", 7, "X")))
@@ -161,9 +163,9 @@ def test_a_rank_that_died_with_nothing_to_do_is_recorded_once_and_not_waited_for
         second.close()
 
 
-def test_every_node_gets_the_condensed_form_of_a_large_run_and_rank_0_has_it_whole() -> None:
-    here = place(0)
-    hub = Hub(here, SHORT)
+def test_every_node_gets_a_condensed_large_run_and_rank_0_has_the_complete_run() -> None:
+    main_place = place(0)
+    hub = Hub(main_place, SHORT)
     nodes = range(120)
     probes = [
         Probe(src=a, dst=b, connected=(a, b) != (7, 9), seconds=0.001 * b)
@@ -172,9 +174,9 @@ def test_every_node_gets_the_condensed_form_of_a_large_run_and_rank_0_has_it_who
         if a != b
     ]
     assert len(probes) > MAX_PROBES
-    links = [join(replace(here, ranks=(rank,), node=rank), SHORT) for rank in (0, 1)]
+    links = [join(replace(main_place, ranks=(rank,), node=rank), SHORT) for rank in (0, 1)]
     try:
-        conductor = Coordinator(Options(device="cpu"), here, hub, SHORT, conclude=lambda _: 1)
+        conductor = Coordinator(Options(device="cpu"), main_place, hub, SHORT, conclude=lambda _: 1)
         conductor.results.probes += probes
         conductor.stopped.set()  # no phase is to begin
         threading.Thread(target=conductor.run, daemon=True).start()
@@ -214,21 +216,21 @@ def test_a_long_run_prints_its_progress_every_few_seconds(
         hub.close()
 
 
-def test_what_was_measured_is_shown_as_soon_as_a_node_is_lost() -> None:
-    here = place(0)
-    with contextlib.closing(Hub(here, SHORT)) as hub:
-        first = join(here, SHORT)
-        second = join(replace(here, ranks=(1,), node=1), SHORT)
-        seen: list[Measurements] = []
-        conductor = Coordinator(Options(device="cpu", only=("mesh",)), here, hub, SHORT, seen.append)
+def test_measurements_are_shown_as_soon_as_a_node_is_lost() -> None:
+    main_place = place(0)
+    with contextlib.closing(Hub(main_place, SHORT)) as hub:
+        first = join(main_place, SHORT)
+        second = join(replace(main_place, ranks=(1,), node=1), SHORT)
+        shown: list[Measurements] = []
+        conductor = Coordinator(Options(device="cpu", only=("mesh",)), main_place, hub, SHORT, shown.append)
         conductor.phase = "mesh"
         threading.Timer(0.3, second.close).start()
         conductor.request("local", {0: {}, 1: {}}, limit_s=1.0, operation="probe")
-        (known,) = seen
-        assert [(hang.rank, hang.node, hang.kind, hang.op) for hang in known.hangs] == [
+        (known_measurements,) = shown
+        assert [(hang.rank, hang.node, hang.kind, hang.op) for hang in known_measurements.hangs] == [
             (1, 1, "lost", "probe")
         ]
-        phases = {phase.name: (phase.status, phase.reason) for phase in known.phases}
+        phases = {phase.name: (phase.status, phase.reason) for phase in known_measurements.phases}
         assert phases["pairs"] == ("skipped", "not asked for")
         status, reason = phases["mesh"]
         assert status == "failed"
@@ -238,29 +240,29 @@ def test_what_was_measured_is_shown_as_soon_as_a_node_is_lost() -> None:
 
 
 def test_workers_answer_requests_and_report_failures(worker: object) -> None:
-    process, heard = worker  # type: ignore[misc]
+    process, received = worker  # type: ignore[misc]
     process.send(WorkerCommand(rank=0, id=1, what="listen", arguments={"address": "127.0.0.1"}))
     process.send(WorkerCommand(rank=0, id=2, what="listen", arguments={"nonsense": 1}))
-    first, second = heard.get(timeout=20), heard.get(timeout=20)
+    first, second = received.get(timeout=20), received.get(timeout=20)
     assert first.reply.kind == "done"
     assert second.reply.kind == "failed"
     assert "nonsense" in second.reply.error
 
 
-def test_a_worker_that_is_killed_is_reported_with_the_signal_and_can_be_started_anew(worker: object) -> None:
-    process, heard = worker  # type: ignore[misc]
+def test_a_killed_worker_is_reported_with_its_signal_and_can_be_restarted(worker: object) -> None:
+    process, received = worker  # type: ignore[misc]
     os.kill(process._process.pid, signal.SIGKILL)
-    ended = heard.get(timeout=10)
+    ended = received.get(timeout=10)
     assert isinstance(ended, WorkerEnded)
     assert ended.why == "signal SIGKILL"
     process.restart()
     process.send(WorkerCommand(rank=0, id=1, what="listen", arguments={"address": "127.0.0.1"}))
-    answer = heard.get(timeout=20)
+    answer = received.get(timeout=20)
     assert isinstance(answer, WorkerReply)
     assert answer.reply.kind == "done"
 
 
-def test_a_stopped_worker_is_killed_too(worker: object) -> None:
+def test_a_stopped_worker_is_killed_at_the_end(worker: object) -> None:
     process, _ = worker  # type: ignore[misc]
     pid = process._process.pid
     os.kill(pid, signal.SIGSTOP)
@@ -272,7 +274,7 @@ def test_a_stopped_worker_is_killed_too(worker: object) -> None:
     assert not Path(f"/proc/{pid}").exists()
 
 
-def test_a_run_with_a_missing_rank_ends_with_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_with_a_missing_rank_ends_and_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setattr("checklist.run.supervisor.limits_of", lambda _: Limits(rendezvous=1.0, run=60))
     measured = run(Options(device="cpu", only=("ranks", "correctness")), place(0, simulated=True))
@@ -306,26 +308,33 @@ def test_a_run_with_a_missing_rank_ends_with_its_name(monkeypatch: pytest.Monkey
     ],
     ids=["torchrun", "srun"],
 )
-def test_the_launchers_variables_say_where_a_process_stands(
+def test_ranks_and_nodes_are_read_from_the_variables_of_the_launcher(
     variables: dict[str, str], expected: tuple[object, ...]
 ) -> None:
-    found = from_environment(variables)
-    assert (found.ranks, found.local_ranks, found.world, found.node, found.nodes, found.host) == expected
+    address_read = from_environment(variables)
+    assert (
+        address_read.ranks,
+        address_read.local_ranks,
+        address_read.world,
+        address_read.node,
+        address_read.nodes,
+        address_read.host,
+    ) == expected
 
 
-def test_a_rank_outside_the_world_is_refused_in_words() -> None:
+def test_a_rank_outside_the_world_size_is_refused() -> None:
     with pytest.raises(UserError, match="Rank 4 is not in a world of 2"):
         from_environment({"RANK": "4", "WORLD_SIZE": "2"})
     with pytest.raises(UserError, match="WORLD_SIZE is 'two'"):
         from_environment({"RANK": "0", "WORLD_SIZE": "two"})
 
 
-def test_the_control_ports_are_beside_the_launchers_or_where_they_are_put() -> None:
+def test_control_ports_follow_the_launcher_port_or_the_configured_port() -> None:
     rank = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "29600"}
-    found = from_environment(rank)
-    assert found.ports == tuple(range(29_617, 29_625))
-    found = from_environment({**rank, "CHECKLIST_PORT": "4000"})
-    assert found.ports == tuple(range(4000, 4008))
+    addresses = from_environment(rank)
+    assert addresses.ports == tuple(range(29_617, 29_625))
+    addresses = from_environment({**rank, "CHECKLIST_PORT": "4000"})
+    assert addresses.ports == tuple(range(4000, 4008))
     for odd in ("80", "65535"):
         with pytest.raises(UserError, match=f"CHECKLIST_PORT={odd} is not possible"):
             from_environment({**rank, "CHECKLIST_PORT": odd})
@@ -333,14 +342,14 @@ def test_the_control_ports_are_beside_the_launchers_or_where_they_are_put() -> N
         from_environment({**rank, "CHECKLIST_PORT": "x"})
 
 
-def test_without_a_launcher_there_is_no_rendezvous() -> None:
+def test_a_rendezvous_needs_the_variables_of_a_launcher() -> None:
     assert from_environment({"PATH": "/bin"}) is None
 
 
-def test_when_the_phase_is_over_before_the_operations_limit_nobody_is_blamed_for_being_slow() -> None:
-    here = place(0, 1)
-    with contextlib.closing(Hub(here, SHORT)) as hub:
-        link = join(here, SHORT)
+def test_no_rank_is_blamed_if_the_phase_ends_before_the_operation_limit() -> None:
+    main_place = place(0, 1)
+    with contextlib.closing(Hub(main_place, SHORT)) as hub:
+        link = join(main_place, SHORT)
 
         def answer() -> None:
             with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""What is made of the ranks' times of one collective."""
+"""Evaluation of the times that ranks report for one collective."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from tests.checklist.run.sessions import Answered
 
 
 @pytest.mark.parametrize("seconds", [math.nan, math.inf, -1.0, 0.0])
-def test_a_rank_whose_seconds_can_not_be_is_noted_and_nothing_is_timed_by_it(seconds: float) -> None:
-    def answer(what: str, rank: int, _: object) -> object:
-        assert what == "time"
+def test_an_impossible_duration_of_a_rank_is_recorded_and_not_used(seconds: float) -> None:
+    def answer(request_name: str, rank: int, _: object) -> object:
+        assert request_name == "time"
         return {"seconds": [0.1, seconds if rank == 1 else 0.1], "wrong": 0, "chosen": None}
 
     run = Answered(2, answer)

@@ -1,4 +1,4 @@
-"""An API server that is gone for a while is asked on, one that refuses is not."""
+"""Requests to an API server: retried during an outage, not after a refusal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GONE = MaxRetryError(None, "/apis")  # type: ignore[arg-type]
 
 
 class NodeRequest:
-    """Stands where Metaflow's RunningJobSet does: each question is answered by the next of these."""
+    """A replacement for RunningJobSet of Metaflow; each query gets the next of these responses."""
 
     def __init__(self, *answers: Any) -> None:
         self.answers, self._client, self.renewed = list(answers), self, 0
@@ -27,32 +27,32 @@ class NodeRequest:
         self.renewed += 1
 
     def fetch(self) -> Any:
-        found = self.answers.pop(0)
-        if isinstance(found, Exception):
-            raise found
-        return found
+        reply = self.answers.pop(0)
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
 
 
-def test_requests_are_retried_until_a_restarted_server_knows_its_users(
+def test_requests_are_retried_until_a_restarted_server_accepts_the_login(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(api_retries, "time", SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: None))
-    asked = NodeRequest("first", GONE, GONE, answer(503, "starting"), answer(403, FORBIDDEN), "second")
+    request = NodeRequest("first", GONE, GONE, answer(503, "starting"), answer(403, FORBIDDEN), "second")
     patient = api_retries.retry_outages(NodeRequest.fetch)
-    assert (patient(asked), patient(asked)) == ("first", "second")
-    said = capsys.readouterr().err
-    assert said.count("The Kubernetes API does not respond; retrying for 5 min.") == 1
+    assert (patient(request), patient(request)) == ("first", "second")
+    output = capsys.readouterr().err
+    assert output.count("The Kubernetes API does not respond; retrying for 5 min.") == 1
 
 
-def test_the_login_is_reloaded_while_the_server_rejects_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rejected_login_is_reloaded_before_each_retry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api_retries, "time", SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: None))
-    asked = NodeRequest(answer(401, "Unauthorized"), answer(401, "Unauthorized"), "then")
-    assert api_retries.retry_outages(NodeRequest.fetch)(asked) == "then"
-    assert asked.renewed == 2
+    request = NodeRequest(answer(401, "Unauthorized"), answer(401, "Unauthorized"), "then")
+    assert api_retries.retry_outages(NodeRequest.fetch)(request) == "then"
+    assert request.renewed == 2
 
 
 @pytest.mark.parametrize("error", [answer(403, FORBIDDEN), answer(404, "not found")])
-def test_an_immediate_refusal_is_not_retried(error: ApiException) -> None:
+def test_a_permanent_refusal_is_not_retried(error: ApiException) -> None:
     with pytest.raises(ApiException):
         api_retries.retry_outages(NodeRequest.fetch)(NodeRequest(error))
 

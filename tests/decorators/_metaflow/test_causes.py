@@ -1,4 +1,4 @@
-"""The cause of a failed run is its last message."""
+"""The cause of a failed run is the last message of its tasks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-def test_a_failed_run_ends_with_the_tasks_message(home: Home) -> None:
+def test_a_failed_run_ends_with_the_message_of_the_failed_task(home: Home) -> None:
     (home.path / "failing.py").write_text(SCRIPT)
     done = home.python("failing.py", "run")
     assert done.returncode == 1
@@ -46,7 +46,7 @@ def test_a_failed_run_ends_with_the_tasks_message(home: Home) -> None:
 
 
 def _cause(*lines: tuple[str, str] | str) -> list[str]:
-    """Cause after these lines of tasks; a line alone is Metaflow's, of the first attempt."""
+    """Return the cause after these log lines; a line without an attempt belongs to the first attempt."""
     cause = FailureCause(["Error", "Training failed"])
     for line in lines:
         head, text = (HEAD, line) if isinstance(line, str) else line

@@ -14,11 +14,11 @@ NAMES = ("pytest", "metaflow", "yaml", "_pytest", "psutil", "typing_extensions",
 
 
 @pytest.mark.slow
-def test_a_module_has_the_distributions_that_python_finds_for_it() -> None:
+def test_distributions_of_a_module_equal_those_found_by_importlib() -> None:
     expected = metadata.packages_distributions()
     for name in NAMES:
-        found = {each.metadata["Name"] for each in _Distributions().get(name)}
-        assert found == set(expected.get(name, ())), name
+        names = {each.metadata["Name"] for each in _Distributions().get(name)}
+        assert names == set(expected.get(name, ())), name
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A datastore in S3 that is away for a while costs time only; one that stays away ends a run, in words."""
+"""A short outage of an S3 datastore delays a run; a long one ends it with a clear message."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def faults() -> Faults:
 
 @pytest.fixture
 def url(store: ObjectStore, faults: Faults) -> Iterator[str]:
-    """S3, with these faults before it."""
+    """Address of S3 behind a proxy with these faults."""
     with faulty_proxy.before(store.url, faults) as address:
         yield address
 
 
 class Clock:
-    """The time of a test: it goes on when somebody sleeps, and then something may change."""
+    """A simulated clock: sleeping advances it, and scheduled changes take place."""
 
     def __init__(self) -> None:
         self.now, self.then = 0.0, dict[float, Callable[[], None]]()
@@ -54,10 +54,10 @@ class Clock:
         for at in [at for at in self.then if at <= self.now]:
             self.then.pop(at)()
 
-    def patience(self, *, away_s: float = AWAY_S, answered: bool = False) -> OutageWait:
+    def patience(self, *, max_outage_s: float = AWAY_S, has_responded: bool = False) -> OutageWait:
         return OutageWait(
-            away_s=away_s,
-            answered=answered,
+            max_outage_s=max_outage_s,
+            has_responded=has_responded,
             print_final_error=False,
             report=self.said.append,
             clock=lambda: self.now,
@@ -72,7 +72,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def storage(url: str, store: ObjectStore, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> S3Storage:
-    """With a client that tries once: how long boto3 itself tries is not what is tested."""
+    """A store whose client tries once, because retries of boto3 are not under test."""
     import boto3
     from botocore.config import Config
     from botocore.exceptions import ClientError
@@ -109,7 +109,7 @@ def test_requests_during_an_s3_outage_succeed_afterwards_and_the_wait_is_reporte
 ) -> None:
     (tmp_path / "file").write_bytes(b"weights")
     storage.put_bytes("a", b"1")
-    asked: list[Callable[[], Any]] = [
+    calls: list[Callable[[], Any]] = [
         lambda: storage.get_bytes("a"),
         lambda: storage.put_file("b", tmp_path / "file"),
         lambda: storage.get_file("b", tmp_path / "back"),
@@ -118,7 +118,7 @@ def test_requests_during_an_s3_outage_succeed_afterwards_and_the_wait_is_reporte
         lambda: storage.delete(["b"]),
     ]
     answers = []
-    for number, ask in enumerate(asked, start=1):
+    for number, ask in enumerate(calls, start=1):
         hurt(faults)
         clock.then[clock.now + 20] = lambda: comes(faults)
         answers.append(ask())
@@ -131,26 +131,26 @@ def test_requests_during_an_s3_outage_succeed_afterwards_and_the_wait_is_reporte
 
 
 @pytest.mark.parametrize(
-    ("hurt", "words"),
+    ("hurt", "expected"),
     [
         (goes, rf"The datastore {ROOT}/Flow has not responded for 2 min \(\w+\)"),
         (is_busy, r"has not responded for 2 min \(503\)"),
         (expires, rf"{ROOT}/Flow: the AWS credentials have expired"),
     ],
 )
-def test_a_long_outage_is_named_in_time_and_not_waited_for_twice(
-    storage: S3Storage, faults: Faults, clock: Clock, hurt: Callable[[Faults], None], words: str
+def test_a_long_outage_is_an_error_after_its_time_limit_and_later_requests_do_not_wait(
+    storage: S3Storage, faults: Faults, clock: Clock, hurt: Callable[[Faults], None], expected: str
 ) -> None:
     storage.put_bytes("a", b"1")
     hurt(faults)
     for _ in range(2):
-        with pytest.raises(UserError, match=words if clock.now == 0 else None):
+        with pytest.raises(UserError, match=expected if clock.now == 0 else None):
             storage.size("a")  # a HEAD, to which S3 says 400 and no reason
         assert clock.now == AWAY_S
 
 
 @pytest.mark.parametrize(("hurt", "waited"), [(goes, FIRST_S), (expires, 0.0)])
-def test_a_datastore_that_never_responded_is_given_up_early(
+def test_a_datastore_that_never_responded_is_abandoned_early(
     storage: S3Storage, faults: Faults, clock: Clock, hurt: Callable[[Faults], None], waited: float
 ) -> None:
     hurt(faults)
@@ -159,17 +159,17 @@ def test_a_datastore_that_never_responded_is_given_up_early(
     assert clock.now == waited
 
 
-def test_an_outage_counts_from_the_last_response_but_the_first_request_is_retried(
+def test_the_time_limit_of_an_outage_starts_at_the_last_response(
     storage: S3Storage, faults: Faults, clock: Clock
 ) -> None:
-    waits = clock.patience(answered=True)
+    waits = clock.patience(has_responded=True)
     goes(faults)
     clock.now = 10_000.0
     with pytest.raises(UserError):
         waits.call(ROOT, lambda: storage._client.list_objects_v2(Bucket=BUCKET), since=clock.now - 40)
     assert clock.now == 10_000.0 + AWAY_S - 40
     clock.then[clock.now + FIRST_S / 2] = lambda: comes(faults)
-    other = clock.patience(answered=True)
+    other = clock.patience(has_responded=True)
     assert other.call(ROOT, lambda: storage._client.list_objects_v2(Bucket=BUCKET), since=0.0)
 
 
@@ -183,15 +183,15 @@ def test_permanent_errors_of_s3_are_not_retried(storage: S3Storage, clock: Clock
 JOB = WaitedJob(backend="kubernetes", kind="jobset", name="js-1", namespace="n")
 
 
-@pytest.mark.parametrize(("hurt", "words"), [(goes, "has not responded"), (expires, "have expired")])
-def test_a_step_whose_datastore_stays_away_is_ended_with_its_containers(
+@pytest.mark.parametrize(("hurt", "expected"), [(goes, "has not responded"), (expires, "have expired")])
+def test_a_step_whose_datastore_remains_unreachable_is_ended_with_its_containers(
     url: str,
     store: ObjectStore,
     faults: Faults,
     clock: Clock,
     monkeypatch: pytest.MonkeyPatch,
     hurt: Callable[[Faults], None],
-    words: str,
+    expected: str,
 ) -> None:
     from metaflow import metaflow_config
 
@@ -203,7 +203,7 @@ def test_a_step_whose_datastore_stays_away_is_ended_with_its_containers(
         root=ROOT,
         probe=lambda: waiting_datastore.probe_once(ROOT),
         remove=lambda job: ended.append(job.name),
-        outage_wait=clock.patience(away_s=20, answered=True),
+        outage_wait=clock.patience(max_outage_s=20, has_responded=True),
         clock=lambda: clock.now,
     )
     watch(JOB)
@@ -211,7 +211,7 @@ def test_a_step_whose_datastore_stays_away_is_ended_with_its_containers(
     hurt(faults)
     watch(JOB)  # it has just looked
     clock.now += waiting_datastore.PROBE_EVERY_S
-    with pytest.raises(UserError, match=rf"{ROOT}.*{words}.*; jobset js-1 was removed\."):
+    with pytest.raises(UserError, match=rf"{ROOT}.*{expected}.*; jobset js-1 was removed\."):
         watch(JOB)
     assert ended == ["js-1"]
     watch(JOB)  # while this process ends, Metaflow asks on
@@ -238,25 +238,25 @@ def limits(home: Home, **environment: str) -> list[Any]:
 
     done = home.python("-c", READ_LIMITS, AWS_DEFAULT_REGION="us-east-1", **environment)
     assert done.returncode == 0, done.stderr
-    found: list[Any] = json.loads(done.stdout)
-    return found
+    limits_seen: list[Any] = json.loads(done.stdout)
+    return limits_seen
 
 
-def test_metaflow_retries_s3_for_minutes_also_in_containers(home: Home) -> None:
-    *here, carried = limits(home)
-    assert here == [2, 6, 2, 3, 20]
+def test_metaflow_retries_s3_for_minutes_in_containers_too(home: Home) -> None:
+    *container_limits, carried = limits(home)
+    assert container_limits == [2, 6, 2, 3, 20]
     assert carried["METAFLOW_S3_TRANSIENT_RETRY_COUNT"] == "6"
-    assert limits(home, **carried)[:4] == here[:4], "a container has the same"
+    assert limits(home, **carried)[:4] == container_limits[:4], "a container has the same"
 
 
-def test_the_users_retry_limits_apply_also_in_containers(home: Home) -> None:
-    own = {"METAFLOW_S3_RETRY_COUNT": "9", "FINETUNE_DATASTORE_TIMEOUT": "1"}
-    *here, carried = limits(home, **own)
-    assert here[:3] == [9, 3, 9]
-    assert own.items() <= carried.items()
+def test_the_users_retry_limits_apply_in_containers_too(home: Home) -> None:
+    retry_settings = {"METAFLOW_S3_RETRY_COUNT": "9", "FINETUNE_DATASTORE_TIMEOUT": "1"}
+    *container_limits, carried = limits(home, **retry_settings)
+    assert container_limits[:3] == [9, 3, 9]
+    assert retry_settings.items() <= carried.items()
 
 
-def test_a_limit_that_is_no_number_is_said_in_two_lines(home: Home) -> None:
+def test_a_limit_that_is_not_a_number_is_reported_in_two_lines(home: Home) -> None:
     done = home.run("profiled.py", "run", FINETUNE_DATASTORE_TIMEOUT="soon")
     assert done.returncode == 2
     assert "FINETUNE_DATASTORE_TIMEOUT=soon must be a number of minutes above 0." in done.stderr

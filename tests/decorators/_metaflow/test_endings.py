@@ -1,4 +1,4 @@
-"""How a run ends, and what doesn't end it."""
+"""Ends of a run, and events that do not end it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.decorators.conftest import Home, wait_until
 
 
 @pytest.mark.slow
-def test_a_run_and_its_tasks_outlive_the_terminal_they_were_started_from(home: Home) -> None:
+def test_a_run_and_its_tasks_outlive_their_terminal(home: Home) -> None:
     flow = home.start("profiled.py", "run", "--seconds=2")
     try:
         output = home.path / "output.txt"
@@ -38,15 +38,15 @@ def test_an_interrupted_run_prints_the_resume_command(home: Home) -> None:
         flow.kill()
         flow.wait()
     (run_id,) = home.runs("ProfiledFlow")
-    said = output.read_text()
-    last = said.rstrip().splitlines()[-1]
+    printed = output.read_text()
+    last = printed.rstrip().splitlines()[-1]
     assert last.startswith("Resume the run: python ")
     assert last.endswith(f"profiled.py --metadata=local resume --origin-run-id {run_id}")
-    assert said.count("Resume the run") == 1
+    assert printed.count("Resume the run") == 1
 
 
 @pytest.mark.parametrize(
-    ("words", "command"),
+    ("arguments", "command"),
     [
         (["f.py", "run", "--model", "m"], "python f.py resume --origin-run-id 7"),
         (["f.py", "--with", "retry", "run"], "python f.py --with retry resume --origin-run-id 7"),
@@ -57,11 +57,13 @@ def test_an_interrupted_run_prints_the_resume_command(home: Home) -> None:
         (["f.py", "resume", "--origin-run-id", "6"], "python f.py resume --origin-run-id 7"),
     ],
 )
-def test_the_resume_command_repeats_where_the_run_goes(words: list[str], command: str) -> None:
-    assert resume_command(words[0], words[1:], "7", file_command) == command
+def test_the_resume_command_repeats_the_backend_options_of_the_run(
+    arguments: list[str], command: str
+) -> None:
+    assert resume_command(arguments[0], arguments[1:], "7", file_command) == command
 
 
-def test_the_root_of_a_local_datastore_is_found_and_none_is_made(home: Home) -> None:
+def test_reading_the_root_of_a_local_datastore_creates_no_folder(home: Home) -> None:
     code = "from decorators._metaflow.configuration import configuration as c; print(c().datastore, c().root)"
     (home.path / ".metaflow").rmdir()
     done = home.python("-c", code, PYTHONPATH=str(Path(__file__).parents[3]))
@@ -78,7 +80,7 @@ def test_the_root_of_a_local_datastore_is_found_and_none_is_made(home: Home) -> 
         (ExecutionPhase.LAUNCH, 0, 1, False),
     ],
 )
-def test_only_a_task_with_attempts_left_would_be_retried(
+def test_only_a_task_with_remaining_attempts_is_retried(
     phase: ExecutionPhase,
     attempt: int | None,
     retries: int | None,

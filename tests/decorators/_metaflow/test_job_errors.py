@@ -1,4 +1,4 @@
-"""Errors of a backend in the process that waits for a job; the last message is the failed step's cause."""
+"""Errors of a backend in the process that waits for a job; the last message is the cause of the failure."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_deleted_job_is_named_as_deleted(waiting: Any) -> None:
 
 
 class Kubernetes:
-    """Metaflow's class, as far as it is wrapped."""
+    """The parts of the Metaflow class that are wrapped."""
 
     def __init__(self, error: Exception | None, job: Any = None) -> None:
         self.error, self._job = error, job
@@ -99,7 +99,7 @@ def described(monkeypatch: pytest.MonkeyPatch) -> Any:
     ("job", "line"),
     [(None, "refused, nothing submitted"), (JOB, "refused, jobset js-1 in namespace train")],
 )
-def test_an_error_of_the_backend_is_two_lines_and_not_retried(
+def test_an_error_of_the_backend_is_reported_in_two_lines_and_not_retried(
     described: Any, job: Any, line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -108,7 +108,7 @@ def test_an_error_of_the_backend_is_two_lines_and_not_retried(
     assert capsys.readouterr().err.splitlines() == ["Error:", line, "Do this."]
 
 
-def test_a_failed_step_is_raised_after_its_pods_are_described(
+def test_the_pods_of_a_failed_step_are_described_before_its_error_is_raised(
     described: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     described(Kubernetes(None))
@@ -118,7 +118,7 @@ def test_a_failed_step_is_raised_after_its_pods_are_described(
 
 
 @pytest.mark.parametrize(("command", "wrapped"), [("kubernetes", 1), ("batch", 0), ("run", 0), ("", 0)])
-def test_a_backend_is_wrapped_once_and_only_where_its_jobs_are_waited_for(
+def test_a_backend_is_wrapped_once_and_only_in_processes_that_wait_for_its_jobs(
     command: str, wrapped: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(job_errors, "command_arguments", lambda: command.split())

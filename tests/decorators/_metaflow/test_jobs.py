@@ -1,4 +1,4 @@
-"""What is called while Metaflow waits for a job."""
+"""Callbacks while Metaflow waits for a job."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from decorators._metaflow import WaitedJob, jobs
 KubernetesJobs = pytest.importorskip("metaflow.plugins.kubernetes.kubernetes_job")
 
 
-def test_each_watcher_is_called_once_for_each_question_of_metaflows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_watcher_is_called_once_per_status_query_of_metaflow(monkeypatch: pytest.MonkeyPatch) -> None:
     jobsets = pytest.importorskip("metaflow.plugins.kubernetes.kubernetes_jobsets")
     for kind in (KubernetesJobs.RunningJob, jobsets.RunningJobSet):
         for name in ("is_done", "_fetch_job", "_fetch_jobset", "_fetch_pod"):

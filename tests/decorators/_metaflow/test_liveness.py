@@ -1,4 +1,4 @@
-"""A killed run is told apart from a running one."""
+"""A killed run is distinguished from a running one."""
 
 import subprocess
 import sys
@@ -11,7 +11,7 @@ from decorators._metaflow import liveness
 
 
 @pytest.mark.parametrize(("age_s", "alive"), [(30, True), (300, False), (None, None)])
-def test_the_service_knows_a_run_by_its_heartbeat(
+def test_a_run_with_a_recent_heartbeat_at_the_service_is_alive(
     age_s: float | None, alive: bool | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(liveness, "get_metadata", lambda: "service@https://metaflow.example")
@@ -19,7 +19,7 @@ def test_the_service_knows_a_run_by_its_heartbeat(
     assert liveness.is_alive(SimpleNamespace(_object=heartbeat)) is alive
 
 
-def test_a_local_run_lives_as_long_as_a_process_of_one_of_its_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_local_run_is_alive_while_a_process_of_its_tasks_exists(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(liveness, "get_metadata", lambda: "local@/work")
     monkeypatch.setattr(liveness, "BETWEEN_TASKS_S", 0.0)
     run = SimpleNamespace(id="1795787815229591")

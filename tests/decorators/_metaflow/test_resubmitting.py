@@ -1,4 +1,4 @@
-"""Disruptions have a budget and waits of their own, and are counted apart from attempts."""
+"""Disruptions have their own budget and waits, and are counted separately from attempts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ JOB = WaitedJob(backend="kubernetes", kind="jobset", name="js-1", namespace="n")
 
 
 class _Bed:
-    """A step of run 7 that loses pods; the clock is the test's."""
+    """A step of run 7 that loses pods, with a simulated clock."""
 
     def __init__(self, max_disruptions: int, lost: Callable[[], Loss | None]) -> None:
         self.now, self.said, self.waits = 1000.0, list[str](), list[float]()
@@ -35,7 +35,7 @@ class _Bed:
 
 @pytest.fixture
 def noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Disruptions:
-    """Of run 7, whose step train this process waits for, in attempt 1."""
+    """Records of run 7; this process waits for its step train in attempt 1."""
     storage = LocalStorage(tmp_path)
     monkeypatch.setattr(disruptions, "datastore", lambda: storage)
     monkeypatch.setattr(_metaflow, "waited_attempt", lambda: ("7", "train", 1))
@@ -62,7 +62,7 @@ def test_waits_double_up_to_a_minute_while_launches_are_short(noted: Disruptions
     assert bed.waits == [5, 10, 20, 40, 60, 60, 5]
 
 
-def test_a_failure_is_an_attempt_and_not_recorded_as_a_disruption(noted: Disruptions) -> None:
+def test_a_failure_counts_as_an_attempt_and_not_as_a_disruption(noted: Disruptions) -> None:
     bed = _Bed(20, lambda: None)
     assert not bed.decide(JOB)
     assert noted.count() == 0
@@ -71,5 +71,5 @@ def test_a_failure_is_an_attempt_and_not_recorded_as_a_disruption(noted: Disrupt
 
 
 @pytest.mark.parametrize(("count", "end"), [(4, " a; b; c; d"), (5, " a; b; c; d, and 1 more")])
-def test_a_disruption_lists_four_losses_and_counts_the_others(count: int, end: str) -> None:
+def test_a_disruption_lists_four_losses_and_counts_all_others(count: int, end: str) -> None:
     assert disruptions.Disruption(at=0.0, lost=tuple("abcde"[:count])).text.endswith(end)

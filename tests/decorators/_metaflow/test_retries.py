@@ -1,4 +1,4 @@
-"""Retries of a deployed step: how many, and which failures end them."""
+"""Retries of a deployed step: their number, and which failures end them."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +13,7 @@ from launchers.gang.failures import Failure, Kind
 from launchers.store.bundles import LocalStorage
 
 
-def test_spot_plans_count_with_the_retries_that_a_deployed_step_has() -> None:
+def test_spot_plans_assume_the_retries_of_the_deployed_step() -> None:
     assert ATTEMPTS == RETRIES
 
 
@@ -26,7 +26,7 @@ def test_spot_plans_count_with_the_retries_that_a_deployed_step_has() -> None:
         (("rank", "rank", "rank"), False, False),  # there each attempt is a failure
     ],
 )
-def test_a_deployed_step_fails_as_often_as_its_retry_allows(
+def test_a_deployed_step_is_retried_as_often_as_its_decorator_allows(
     ends: tuple[Kind, ...], deployed: bool, forbidden: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     step = SimpleNamespace(decorators=[SimpleNamespace(name="retry", attributes={"times": "2"})])

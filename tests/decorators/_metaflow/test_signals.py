@@ -15,7 +15,7 @@ LOCAL = ("python", "flow.py", "step", "train")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_process_that_waits_for_a_job_exits_with_the_status_of_its_signal(
+def test_a_process_that_waits_for_a_job_exits_with_the_status_of_the_signal(
     number: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     handlers: dict[int, Any] = {}
@@ -31,8 +31,8 @@ def test_a_process_that_waits_for_a_job_exits_with_the_status_of_its_signal(
 class Child:
     """A child process of the launch."""
 
-    def __init__(self, *words: str) -> None:
-        self._words, self.ended = words, False
+    def __init__(self, *arguments_of_process: str) -> None:
+        self._words, self.ended = arguments_of_process, False
 
     def cmdline(self) -> list[str]:
         return [*self._words]

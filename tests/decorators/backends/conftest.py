@@ -1,4 +1,4 @@
-"""An AWS account of moto's, and job queues in it."""
+"""An AWS account in moto with job queues."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def account(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def queue(account: None) -> Callable[..., str]:
-    """Makes a queue with one compute environment."""
+    """Create a queue with one compute environment."""
 
     def make(
         name: str = "gpus", state: str = "ENABLED", environment: str = "ENABLED", **resources: Any
@@ -33,7 +33,7 @@ def queue(account: None) -> Callable[..., str]:
         profile = iam.create_instance_profile(InstanceProfileName=name)["InstanceProfile"]["Arn"]
         subnet = ec2.describe_subnets()["Subnets"][0]
         group = ec2.create_security_group(GroupName=name, Description=name, VpcId=subnet["VpcId"])
-        made = batch.create_compute_environment(
+        environment_created = batch.create_compute_environment(
             computeEnvironmentName=f"{name}-environment",
             type="MANAGED",
             state=environment,
@@ -49,7 +49,7 @@ def queue(account: None) -> Callable[..., str]:
                 **resources,
             },
         )
-        order = [{"order": 1, "computeEnvironment": made["computeEnvironmentArn"]}]
+        order = [{"order": 1, "computeEnvironment": environment_created["computeEnvironmentArn"]}]
         batch.create_job_queue(jobQueueName=name, state=state, priority=1, computeEnvironmentOrder=order)
         return name
 

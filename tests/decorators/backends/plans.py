@@ -1,4 +1,4 @@
-"""Plans of the real planner for clusters, and nodes as an API server tells them."""
+"""Plans of the real planner for clusters, and nodes as returned by an API server."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def planned(
     return plan(Job(model=find(model), method=method, global_batch_size=64, steps=100), target)
 
 
-def node_object(name: str, **more: Any) -> dict[str, Any]:
-    """A Ready node with 8 H100, as EKS with NVIDIA's and AWS's device plugins shows it.
+def node_object(name: str, **overrides: Any) -> dict[str, Any]:
+    """Return a Ready node with 8 H100, as on EKS with the device plugins of NVIDIA and AWS.
 
     ``labels``, ``resources`` and ``taints`` are laid over; a resource of None is left out.
     """
@@ -40,7 +40,7 @@ def node_object(name: str, **more: Any) -> dict[str, Any]:
         "node.kubernetes.io/instance-type": "p5.48xlarge",
         "topology.kubernetes.io/zone": "us-east-1a",
         "nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3",
-        **more.get("labels", {}),
+        **overrides.get("labels", {}),
     }
     resources = {
         "cpu": "191450m",
@@ -50,23 +50,23 @@ def node_object(name: str, **more: Any) -> dict[str, Any]:
         "vpc.amazonaws.com/efa": "32",
         "hugepages-2Mi": "10256Mi",
         "pods": "100",
-        **more.get("resources", {}),
+        **overrides.get("resources", {}),
     }
     reported = {key: value for key, value in resources.items() if value is not None}
     return {
         "metadata": {"name": name, "labels": {k: v for k, v in labels.items() if v is not None}},
         "spec": {
-            "taints": more.get("taints", []),
-            "providerID": more.get("provider", f"aws:///us-east-1a/i-{name}"),
-            "unschedulable": more.get("unschedulable", False),
+            "taints": overrides.get("taints", []),
+            "providerID": overrides.get("provider", f"aws:///us-east-1a/i-{name}"),
+            "unschedulable": overrides.get("unschedulable", False),
         },
         "status": {
             "allocatable": reported,
             "capacity": reported,
-            "conditions": [{"type": "Ready", "status": "True" if more.get("ready", True) else "False"}],
+            "conditions": [{"type": "Ready", "status": "True" if overrides.get("ready", True) else "False"}],
         },
     }
 
 
-def node(name: str, **more: Any) -> Node:
-    return node_of(node_object(name, **more))
+def node(name: str, **overrides: Any) -> Node:
+    return node_of(node_object(name, **overrides))

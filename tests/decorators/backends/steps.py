@@ -1,4 +1,4 @@
-"""A step as a mutator sees it, without a flow around it."""
+"""A step as seen by a mutator, without a flow."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from decorators._metaflow import Backend, UserValue
 
 
 class RecordedStep:
-    """What a mutator sees of a step, kept in a dict."""
+    """The view of a step for a mutator, stored in a dict."""
 
     def __init__(
         self, backend: Backend, *, parallel: bool = True, written: tuple[str, ...] = (), **values: Any
@@ -34,11 +34,11 @@ class RecordedStep:
         self.set.setdefault(decorator, {}).update(values)
 
     def add_environment(self, variables: dict[str, str]) -> None:
-        own = self.values("environment").get("vars") or {}
-        self.set_values("environment", {"vars": {**own, **variables}})
+        existing_variables = self.values("environment").get("vars") or {}
+        self.set_values("environment", {"vars": {**existing_variables, **variables}})
 
     @property
     def environment(self) -> dict[str, str]:
-        """Without what is Metaflow's."""
-        own = self.values("environment").get("vars") or {}
-        return {name: value for name, value in own.items() if not name.startswith("METAFLOW_")}
+        """Variables of the step without those of Metaflow."""
+        variables = self.values("environment").get("vars") or {}
+        return {name: value for name, value in variables.items() if not name.startswith("METAFLOW_")}

@@ -1,4 +1,4 @@
-"""The name of the cluster that a run is launched at."""
+"""The name of the cluster on which a run is launched."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _kubeconfig(folder: Path, context: str, server: str) -> None:
     (folder / "kubeconfig").write_text(json.dumps(config))
 
 
-def test_a_kubernetes_cluster_has_one_name_whatever_a_users_context_and_namespace(tmp_path: Path) -> None:
+def test_the_name_of_a_kubernetes_cluster_is_independent_of_context_and_namespace(tmp_path: Path) -> None:
     names = set()
     for context in ("mine", "yours"):
         _kubeconfig(tmp_path, context, "https://abc.eks.example:6443")
@@ -41,11 +41,11 @@ def test_a_kubernetes_cluster_has_one_name_whatever_a_users_context_and_namespac
     assert names == {"kubernetes:abc.eks.example:6443"}
 
 
-def test_a_flow_compiled_without_a_kubeconfig_names_no_cluster_that_it_is_not() -> None:
+def test_the_cluster_name_is_unknown_without_a_kubeconfig() -> None:
     assert cluster_name("kubernetes", {"namespace": None}) == "kubernetes:unknown"
 
 
-def test_a_queue_has_one_name_by_its_name_and_by_its_arn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_queue_has_the_same_cluster_name_by_name_and_by_arn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-west-1")
     assert cluster_name("batch", {"queue": "gpus"}) == cluster_name("batch", {"queue": ARN})
     monkeypatch.delenv("AWS_DEFAULT_REGION")
@@ -63,7 +63,7 @@ class _Step:
         return {"queue": self._queue}
 
 
-def test_the_name_follows_the_step_until_a_user_gives_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cluster_name_follows_the_step_unless_the_user_sets_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clusters, "_decided_name", None)
     monkeypatch.delenv(clusters.CLUSTER_VARIABLE, raising=False)
     monkeypatch.setenv(clusters.CLUSTER_VARIABLE, "")
@@ -75,7 +75,7 @@ def test_the_name_follows_the_step_until_a_user_gives_one(monkeypatch: pytest.Mo
     assert clusters.decide_cluster_name(_Step("yours", "batch")) == "production"  # type: ignore[arg-type]
 
 
-def test_a_batch_queue_that_the_user_names_is_the_target_and_a_queue_of_kubernetes_is_not(
+def test_a_batch_queue_of_the_user_names_the_cluster_and_a_kubernetes_queue_does_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(clusters, "_decided_name", None)

@@ -1,4 +1,4 @@
-"""Who runs what for whom: labels on Kubernetes' jobs and pods, tags on Batch's jobs."""
+"""Owner, flow and team of a run as labels of Kubernetes jobs and pods and tags of Batch jobs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OWN = {"finetune/user": "jane-example.com", "finetune/flow": "FinetuneFlow", "fi
 
 
 @given(st.text(max_size=200))
-def test_any_text_becomes_a_value_that_kubernetes_takes(text: str) -> None:
+def test_any_text_becomes_a_valid_kubernetes_label_value(text: str) -> None:
     assert re.fullmatch(r"(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?", label_value(text))
     assert len(label_value(text)) <= 63
 
@@ -39,11 +39,11 @@ def test_the_labels_name_user_flow_run_and_team(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("maker", ["create_job_object", "create_jobset"])
-def test_jobs_get_the_labels_and_keep_the_users_own(maker: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: dict[str, Any] = {}
+def test_jobs_get_the_labels_and_keep_those_of_the_user(maker: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    objects: dict[str, Any] = {}
 
     def make(self: Any, flow_name: str, run_id: str, user: str, labels: Any = None) -> str:
-        made.update(labels)
+        objects.update(labels)
         return "job"
 
     monkeypatch.delenv(TEAM_VARIABLE, raising=False)
@@ -54,14 +54,14 @@ def test_jobs_get_the_labels_and_keep_the_users_own(maker: str, monkeypatch: pyt
     label_jobs(labels_of)
     label_jobs(labels_of)  # once for each step of the flow
     kubernetes = object.__new__(Kubernetes)
-    wanted = {"flow_name": "FinetuneFlow", "run_id": "12", "user": "jane@example.com"}
-    assert getattr(kubernetes, maker)(**wanted) == "job"
-    assert made == OWN
-    getattr(kubernetes, maker)(**wanted, labels={"finetune/user": "ci", "queue": "a"})
-    assert made == {**OWN, "finetune/user": "ci", "queue": "a"}
+    expected_labels = {"flow_name": "FinetuneFlow", "run_id": "12", "user": "jane@example.com"}
+    assert getattr(kubernetes, maker)(**expected_labels) == "job"
+    assert objects == OWN
+    getattr(kubernetes, maker)(**expected_labels, labels={"finetune/user": "ci", "queue": "a"})
+    assert objects == {**OWN, "finetune/user": "ci", "queue": "a"}
 
 
-def test_the_pods_of_a_deployed_workflow_get_them_without_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pods_of_a_deployed_workflow_get_the_labels_without_a_run_id(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(TEAM_VARIABLE, raising=False)
     monkeypatch.setattr(labels, "command_arguments", lambda: ["argo-workflows"])
     monkeypatch.setattr(labels, "deployer", lambda: "argo-workflows")
@@ -69,13 +69,13 @@ def test_the_pods_of_a_deployed_workflow_get_them_without_a_run(monkeypatch: pyt
     label_jobs(labels_of)
     workflow = object.__new__(ArgoWorkflows)
     workflow.username, workflow.flow = "jane", type("Flow", (), {"name": "FinetuneFlow"})
-    found = workflow._base_kubernetes_labels()
-    assert found["app.kubernetes.io/part-of"] == "metaflow"
-    assert (found["finetune/user"], found["finetune/flow"]) == ("jane", "FinetuneFlow")
-    assert "finetune/run" not in found
+    workflow_labels = workflow._base_kubernetes_labels()
+    assert workflow_labels["app.kubernetes.io/part-of"] == "metaflow"
+    assert (workflow_labels["finetune/user"], workflow_labels["finetune/flow"]) == ("jane", "FinetuneFlow")
+    assert "finetune/run" not in workflow_labels
 
 
-def test_a_batch_job_is_tagged_where_metaflow_tags_jobs_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_job_is_tagged_if_metaflow_tags_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(TEAM_VARIABLE, "vision")
     reported = {"metaflow.user": "jane", "metaflow.flow_name": "FinetuneFlow", "metaflow.run_id": "12"}
     tagged = workarounds.correct({"parameters": reported, "tags": {"app": "metaflow"}})["tags"]

@@ -1,4 +1,4 @@
-"""A container that is ended as a whole for want of memory is noted for the next attempt."""
+"""A container killed for memory is recorded for the next attempt."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KILLED = "OutOfMemoryError: Container killed due to memory usage"
 
 @pytest.fixture
 def plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Replanning:
-    """What the attempts of run 7 leave; this process waits for its step train's attempt 1."""
+    """Stored plans of the attempts of run 7; this process waits for attempt 1 of its step train."""
     storage = LocalStorage(tmp_path)
     monkeypatch.setattr(oom_kills, "datastore", lambda: storage)
     monkeypatch.setattr(_metaflow, "waited_attempt", lambda: ("7", "train", 1))
@@ -34,7 +34,7 @@ def plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Replanning:
     return Replanning(storage=storage, prefix=plans_key("7"))
 
 
-def test_a_pod_that_is_killed_as_a_whole_for_want_of_memory_is_noted_for_the_next_attempt(
+def test_an_oom_killed_pod_is_recorded_for_the_next_attempt(
     plans: Replanning, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def ended(name: str, reason: str, code: int) -> dict[str, Any]:
@@ -44,12 +44,12 @@ def test_a_pod_that_is_killed_as_a_whole_for_want_of_memory_is_noted_for_the_nex
     job = WaitedJob(backend="kubernetes", kind="jobset", name="js-1", namespace="n")
     monkeypatch.setattr(errors, "ClusterApi", lambda: Pods(ended("w-0", "Error", 137)))
     errors.failed_pods(job)
-    assert plans.kill_of("train", 1) is None
+    assert plans.killed_container("train", 1) is None
     both = Pods(ended("w-0", "Error", 1), ended("w-1", "OOMKilled", 137))
     monkeypatch.setattr(errors, "ClusterApi", lambda: both)
     assert errors.failed_pods(job)[1] == "pod w-1 on node-a failed: OOMKilled (exit code 137)"
-    assert plans.kill_of("train", 1) == "pod w-1"
-    assert plans.kill_of("train", 0) is None
+    assert plans.killed_container("train", 1) == "pod w-1"
+    assert plans.killed_container("train", 0) is None
     (record,) = usage.read_history(plans.storage, "SomeFlow", "train")
     assert (record.run, record.task, record.attempt, record.ending) == ("7", "3", 1, "out of memory")
     assert record.requested.memory_mib == 4000
@@ -57,7 +57,7 @@ def test_a_pod_that_is_killed_as_a_whole_for_want_of_memory_is_noted_for_the_nex
 
 
 class Jobs:
-    """Stands where boto3's Batch client does."""
+    """A replacement for the Batch client of boto3."""
 
     def __init__(self, *reasons: str) -> None:
         self.reasons = reasons
@@ -68,7 +68,7 @@ class Jobs:
 
 
 @pytest.mark.parametrize(
-    ("info", "client", "what"),
+    ("info", "client", "failed_container"),
     [
         ({"container": {"reason": KILLED}}, Jobs(), "batch job b-1"),
         ({"container": {"exitCode": 1}, "attempts": [{"container": {"exitCode": 1}}]}, Jobs(), None),
@@ -77,16 +77,16 @@ class Jobs:
         ({"nodeProperties": {"numNodes": 2}}, Jobs("", ""), None),
     ],
 )
-def test_a_container_of_batch_that_is_killed_for_want_of_memory_is_found_on_any_node(
-    info: dict[str, Any], client: Jobs, what: str | None
+def test_an_oom_killed_batch_container_is_found_on_any_node(
+    info: dict[str, Any], client: Jobs, failed_container: str | None
 ) -> None:
     job = WaitedJob(
         backend="batch", kind="batch job", name="b-1", client=client, info={"jobId": "b-1", **info}
     )
-    assert oom_kills.in_batch_job(job) == what
+    assert oom_kills.in_batch_job(job) == failed_container
 
 
-def test_a_failed_note_does_not_hide_the_error(
+def test_a_failure_to_record_an_oom_kill_does_not_hide_the_error(
     plans: Replanning, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def broken() -> None:

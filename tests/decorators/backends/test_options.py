@@ -1,4 +1,4 @@
-"""What a user says of where a run goes: by flags, settings and the environment."""
+"""Backend options of the user: flags, settings and environment variables."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_queues_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -
         Options(queues=(("H1000", "a"),))
 
 
-def test_flags_and_set_reach_the_options() -> None:
+def test_flags_and_overrides_reach_the_backend_options() -> None:
     values: dict[str, Any] = {
         "zone": "z",
         "pending_timeout": 5.0,
@@ -38,7 +38,7 @@ def test_flags_and_set_reach_the_options() -> None:
     )
 
 
-def test_options_with_a_pod_template_can_be_asked_about_once() -> None:
+def test_equal_options_with_a_pod_template_have_equal_hashes() -> None:
     patched = Options(pod_template={"spec": {"priorityClassName": "training"}})
     assert hash(patched) == hash(Options(pod_template={"spec": {"priorityClassName": "training"}}))
     assert patched != Options()

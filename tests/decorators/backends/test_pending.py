@@ -1,4 +1,4 @@
-"""A wait says each reason once, ends in time, and leaves nothing behind. The clock is the test's."""
+"""A pending job: each reason is printed once, the wait has a timeout, the job is removed. Simulated clock."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ JOB = WaitedJob(backend="kubernetes", kind="job", name="t-1")
 
 
 class _Bed:
-    """A watch whose cluster answers from a function of the time."""
+    """A watch on a cluster whose state is a function of time."""
 
     def __init__(self, states: Callable[[float], WaitState], minutes: float = 30) -> None:
         self.now, self.said, self.ended, self.looks = 0.0, list[str](), list[str](), 0
@@ -47,7 +47,7 @@ def _waits(reason: str, image: str = "") -> WaitState:
     return WaitState(pending=True, reason=reason, permanent_failure=PERMANENT_FAILURES.get(image))
 
 
-def test_a_reason_is_said_when_it_is_new_and_every_minute_again() -> None:
+def test_a_reason_is_printed_when_it_changes_and_once_per_minute() -> None:
     bed = _Bed(lambda now: _waits("0/2 nodes: no GPU" if now < 100 else "0/2 nodes: no memory"))
     bed.run(150)
     assert bed.said == [
@@ -57,7 +57,7 @@ def test_a_reason_is_said_when_it_is_new_and_every_minute_again() -> None:
     ]
 
 
-def test_counts_that_change_are_the_same_reason() -> None:
+def test_a_reason_that_differs_only_in_numbers_is_not_printed_again() -> None:
     bed = _Bed(lambda now: _waits(f"0/{int(now)} nodes are available"))
     bed.run(59)
     assert len(bed.said) == 1
@@ -79,7 +79,7 @@ def test_the_timeout_restarts_when_another_node_starts() -> None:
     assert bed.said[-1] == "job t-1 is waiting for 5 min (2 of 3 nodes running; waiting for t-1-2): no GPU"
 
 
-def test_the_wait_ends_in_time_with_the_reason_and_the_job_is_gone() -> None:
+def test_the_wait_ends_at_its_timeout_with_the_reason_and_the_job_is_removed() -> None:
     bed = _Bed(lambda _: _waits("no H100 left"), minutes=2)
     with pytest.raises(UserError, match=r"not started after 2 min \(no H100 left\); the job was removed"):
         bed.run(200)
@@ -89,14 +89,14 @@ def test_the_wait_ends_in_time_with_the_reason_and_the_job_is_gone() -> None:
     assert bed.ended == ["t-1"]
 
 
-def test_a_started_job_is_not_watched_any_more() -> None:
+def test_a_started_job_is_no_longer_watched() -> None:
     bed = _Bed(lambda now: _waits("slow") if now < 50 else STARTED, minutes=2)
     bed.run(1000)
     assert bed.ended == []
     assert bed.looks < 20
 
 
-def test_short_image_pull_errors_are_tolerated_but_lasting_ones_are_not() -> None:
+def test_short_image_pull_errors_are_tolerated_and_lasting_ones_end_the_wait() -> None:
     bed = _Bed(lambda now: _waits("ErrImagePull", "ErrImagePull") if now % 100 < 60 else _waits("pulling"))
     bed.run(1000)
     assert bed.ended == []
@@ -106,14 +106,14 @@ def test_short_image_pull_errors_are_tolerated_but_lasting_ones_are_not() -> Non
     assert stuck.now <= 130
 
 
-def test_a_name_that_can_be_no_image_ends_at_once() -> None:
+def test_an_invalid_image_name_ends_the_wait_at_once() -> None:
     bed = _Bed(lambda _: _waits("InvalidImageName", "InvalidImageName"))
     with pytest.raises(UserError, match="InvalidImageName"):
         bed.run(10)
     assert bed.now == 0
 
 
-def test_the_reason_for_giving_up_a_wait_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reason_for_abandoning_a_wait_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     watchers: list[Any] = []
     reasons: list[str] = []
     backend = SimpleNamespace(wait_state=lambda _: _waits("no H100 left"), remove=lambda _: None)
@@ -129,14 +129,14 @@ def test_the_reason_for_giving_up_a_wait_is_passed_on(monkeypatch: pytest.Monkey
     assert "no H100 left" in reasons[0]
 
 
-def test_a_timeout_is_given_in_minutes_and_each_job_is_watched_by_itself(
+def test_a_timeout_is_in_minutes_and_each_job_is_watched_separately(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     watchers: list[Any] = []
-    made: list[float] = []
+    environment_created: list[float] = []
 
     def watch(*, timeout_s: float, **_: Any) -> Callable[[WaitedJob], None]:
-        made.append(timeout_s)
+        environment_created.append(timeout_s)
         return lambda _: None
 
     monkeypatch.setattr(pending, "_installed", False)
@@ -147,4 +147,4 @@ def test_a_timeout_is_given_in_minutes_and_each_job_is_watched_by_itself(
     pending.install()
     for name in ("t-1", "t-1", "t-2"):
         watchers[0](WaitedJob(backend="kubernetes", kind="job", name=name))
-    assert made == [420, 420]
+    assert environment_created == [420, 420]

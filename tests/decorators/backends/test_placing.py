@@ -1,4 +1,4 @@
-"""A step's decorators are filled in at the launch, its container's variables in the process that waits."""
+"""Decorators of a step are filled in at launch, container variables in the waiting process."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _place(backend: Backend, options: Options = QUIET, **values: Any) -> Recorde
     return step
 
 
-def test_kubernetes_gets_every_value_and_the_wait_its_limit() -> None:
+def test_placing_a_step_on_kubernetes_sets_every_value_and_the_pending_timeout() -> None:
     step = _place("kubernetes", node_selector={"team": "ml"})
     assert step.set["kubernetes"]["node_selector"]["team"] == "ml"
     assert step.set["kubernetes"]["extended_resources"] == {"vpc.amazonaws.com/efa": "32"}
@@ -59,7 +59,7 @@ def test_kubernetes_gets_every_value_and_the_wait_its_limit() -> None:
     assert os.environ[pending.TIMEOUT_VARIABLE] == "7"
 
 
-def test_what_was_decided_at_the_launch_reaches_the_process_that_waits() -> None:
+def test_decisions_of_the_launch_reach_the_process_that_waits_for_the_job() -> None:
     assert _place("kubernetes").environment == EFA_VARIABLES
     waiting = RecordedStep("kubernetes")
     os.environ.pop(pending.TIMEOUT_VARIABLE)  # so that nothing of Metaflow's is changed for other tests
@@ -67,8 +67,8 @@ def test_what_was_decided_at_the_launch_reaches_the_process_that_waits() -> None
     assert waiting.environment == EFA_VARIABLES
 
 
-def test_a_step_on_one_node_has_no_variables_of_a_network_whatever_the_plan() -> None:
-    """A single container on Batch has the host's interfaces: gloo would not find its own."""
+def test_a_single_node_step_has_no_network_variables_for_any_plan() -> None:
+    """A single container on Batch has the interfaces of the host; gloo would not find its own."""
     alone = RecordedStep("kubernetes", parallel=False)
     placing.place(cast("StepView", alone), _asked(alone))
     assert alone.environment == {}
@@ -77,38 +77,38 @@ def test_a_step_on_one_node_has_no_variables_of_a_network_whatever_the_plan() ->
     assert alone.environment == {}
 
 
-def test_a_variable_that_the_user_has_set_stands_at_the_launch_and_in_the_process_that_waits() -> None:
-    own = {"vars": {"FI_PROVIDER": "tcp", "NCCL_NET_PLUGIN": "none", "HF_HOME": "/cache"}}
+def test_a_variable_set_by_the_user_is_kept_at_launch_and_in_the_waiting_process() -> None:
+    variables = {"vars": {"FI_PROVIDER": "tcp", "NCCL_NET_PLUGIN": "none", "HF_HOME": "/cache"}}
     step = RecordedStep("kubernetes")
-    step.set_values("environment", own)
+    step.set_values("environment", variables)
     placing.place(cast("StepView", step), _asked(step))
-    assert step.environment == own["vars"]
+    assert step.environment == variables["vars"]
     waiting = RecordedStep("kubernetes")
-    waiting.set_values("environment", own)
+    waiting.set_values("environment", variables)
     os.environ.pop(pending.TIMEOUT_VARIABLE)
     placing.apply_launch(cast("StepView", waiting))
-    assert waiting.environment == own["vars"]
+    assert waiting.environment == variables["vars"]
     unset = RecordedStep("kubernetes")
     placing.add_variables(cast("StepView", unset), {"FI_PROVIDER": "efa"})
     assert unset.environment == {"FI_PROVIDER": "efa"}
 
 
-def test_room_that_a_node_lacks_is_noted_in_the_plan_but_not_what_the_user_wrote() -> None:
+def test_sizes_lowered_to_fit_a_node_are_noted_in_the_plan_except_those_of_the_user() -> None:
     plan = planned("llama-8b", "lora", "L40S", 1)
     plan = replace(plan, request=replace(plan.request, memory_mib=60_000))  # g6e.xlarge has 32 GiB
-    asked = _asked(RecordedStep("kubernetes"), request=plan.request)
-    [note] = placing.note_lowered_sizes(plan, asked).overrides
+    step_request = _asked(RecordedStep("kubernetes"), request=plan.request)
+    [note] = placing.note_lowered_sizes(plan, step_request).overrides
     assert note.name == "memory_mib"
-    own = {"memory": UserValue(value="60000", by="--with kubernetes:memory=")}
-    assert placing.note_lowered_sizes(plan, replace(asked, user_values=own)).overrides == ()
+    user_values = {"memory": UserValue(value="60000", by="--with kubernetes:memory=")}
+    assert placing.note_lowered_sizes(plan, replace(step_request, user_values=user_values)).overrides == ()
     assert placing.note_lowered_sizes(plan, _asked(RecordedStep("batch"), request=plan.request)) is plan
 
 
-def test_a_step_of_another_size_is_looked_at_with_what_it_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[tuple[str, Request]] = []
+def test_a_step_of_another_size_is_inspected_with_its_own_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    inspected: list[tuple[str, Request]] = []
 
     def inspect_size(name: str, request: Request, **_: Any) -> Findings:
-        seen.append((name, request))
+        inspected.append((name, request))
         return Findings(where="For step train")
 
     monkeypatch.setattr(preflight, "inspect_size", inspect_size)
@@ -117,17 +117,17 @@ def test_a_step_of_another_size_is_looked_at_with_what_it_asks_for(monkeypatch: 
     step = cast("StepView", RecordedStep("kubernetes", written=("disk",), disk="2000000"))
     largest = build_step_request(cast("StepView", RecordedStep("kubernetes")), plan.request, Options())
     placing.place(step, build_step_request(step, request_for(plan, "data"), Options()), largest)
-    [(name, request)] = seen
+    [(name, request)] = inspected
     assert (name, request.nodes, request.gpus_per_node) == ("train", 1, 0)
     assert request.disk_mib * MIB == pytest.approx(2000000e6, rel=1e-6)
     placing.place(step, largest, largest)
-    assert len(seen) == 1
+    assert len(inspected) == 1
 
 
-def test_a_step_is_looked_at_the_same_before_and_after_it_is_placed() -> None:
-    """Else the cluster would be asked again for each step of a run."""
-    own = {"key": "team", "operator": "Exists"}
-    step = RecordedStep("kubernetes", tolerations=[own])
+def test_pod_settings_of_a_step_are_equal_before_and_after_placing() -> None:
+    """Otherwise the cluster would be queried again for each step of a run."""
+    toleration = {"key": "team", "operator": "Exists"}
+    step = RecordedStep("kubernetes", tolerations=[toleration])
     before = PodSettings.of(_asked(step))
     assert before.tolerations == (Toleration(key="team", effect="", value=None),)
     placing.place(cast("StepView", step), _asked(step))
@@ -135,44 +135,46 @@ def test_a_step_is_looked_at_the_same_before_and_after_it_is_placed() -> None:
     assert PodSettings.of(_asked(step)) == before
 
 
-def test_tolerations_that_the_user_has_written_are_all_that_is_looked_at() -> None:
-    """They replace those of the table, so that a node with one of its taints would never take the pod."""
-    own = {"key": "nvidia.com/gpu", "value": "mine", "effect": "NoSchedule"}
-    step = RecordedStep("kubernetes", written=("tolerations",), tolerations=[own])
+def test_only_the_tolerations_of_the_user_are_inspected_if_they_are_set() -> None:
+    """They replace those of the table; a node with a taint of the table would not accept the pod."""
+    user_tolerations = {"key": "nvidia.com/gpu", "value": "mine", "effect": "NoSchedule"}
+    step = RecordedStep("kubernetes", written=("tolerations",), tolerations=[user_tolerations])
     pods = PodSettings.of(_asked(step))
     assert not pods.tolerate_gpu_taints
     assert pods.tolerations == (Toleration(key="nvidia.com/gpu", effect="NoSchedule", value="mine"),)
     placing.place(cast("StepView", step), _asked(step))
-    assert step.values("kubernetes")["tolerations"] == [own]
+    assert step.values("kubernetes")["tolerations"] == [user_tolerations]
 
 
-def test_where_only_this_step_goes_to_the_cluster_it_is_asked_for_this_step(
+def test_the_preflight_checks_a_data_step_if_only_that_step_runs_on_the_cluster(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    seen: list[StepRequest] = []
-    asking = replace(KUBERNETES, preflight=lambda asked: seen.append(asked) or ClusterFacts())
+    preflights: list[StepRequest] = []
+    asking = replace(
+        KUBERNETES, preflight=lambda step_request: preflights.append(step_request) or ClusterFacts()
+    )
     monkeypatch.setitem(BACKENDS, "kubernetes", asking)
     step, training = RecordedStep("kubernetes", namespace="train"), _asked(RecordedStep("local"), Options())
     data = request_for(planned("llama-70b", "full", "H100", 4), "data")
-    asked = _asked(step, Options(), data)
-    placing.place(cast("StepView", step), asked, training)
-    assert seen == [asked]
+    step_request = _asked(step, Options(), data)
+    placing.place(cast("StepView", step), step_request, training)
+    assert preflights == [step_request]
 
 
-def test_a_local_run_asks_no_cluster_and_waits_for_none() -> None:
+def test_a_local_run_queries_no_cluster_and_has_no_wait() -> None:
     step = _place("local", Options())
     assert set(step.set) == {"local", "parallel", "resources"}
     assert pending.TIMEOUT_VARIABLE not in os.environ
 
 
 @pytest.mark.parametrize(
-    ("module", "needs", "words"),
+    ("module", "needs", "expected_line"),
     [("kubernetes", ClusterApi, "kubernetes library"), ("boto3", aws.clients, "needs boto3")],
 )
-def test_a_library_that_is_missing_is_one_line_with_its_command(
-    module: str, needs: Callable[[], Any], words: str, monkeypatch: pytest.MonkeyPatch
+def test_a_missing_library_is_reported_in_one_line_with_its_installation(
+    module: str, needs: Callable[[], Any], expected_line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(UserError, match=words) as caught:
+    with pytest.raises(UserError, match=expected_line) as caught:
         needs()
     assert caught.value.advice.startswith("pip install 'metaflow-finetune[")

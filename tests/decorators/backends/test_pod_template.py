@@ -1,4 +1,4 @@
-"""A user's patch of the training pods is refused in two lines before anything is submitted, or is one."""
+"""A patch for training pods is read, or refused in two lines before submission."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ spec:
 """
 
 
-def test_a_file_or_a_mapping_is_read_and_comes_with_the_settings(tmp_path: Path) -> None:
+def test_a_pod_template_is_read_from_a_file_or_a_mapping_in_the_settings(tmp_path: Path) -> None:
     file = tmp_path / "pod.yaml"
     file.write_text(GOOD)
     patch = read(str(file))
@@ -39,8 +39,8 @@ def test_a_file_or_a_mapping_is_read_and_comes_with_the_settings(tmp_path: Path)
     settings = {"resources": {"pod_template": str(file), "fabric": "roce"}}
     options = Options.from_values({"settings": settings})
     assert (options.pod_template, options.fabric) == (patch, "roce")
-    given = Options.from_values({"set": ("resources.pod_template={spec: {hostNetwork: true}}",)})
-    assert given.pod_template == {"spec": {"hostNetwork": True}}
+    from_settings = Options.from_values({"set": ("resources.pod_template={spec: {hostNetwork: true}}",)})
+    assert from_settings.pod_template == {"spec": {"hostNetwork": True}}
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_a_file_or_a_mapping_is_read_and_comes_with_the_settings(tmp_path: Path)
         ("absent.yaml", "resources.pod_template absent.yaml cannot be read", "Name a YAML file."),
     ],
 )
-def test_a_bad_patch_is_named_by_its_place(patch: Any, problem: str, advice: str) -> None:
+def test_an_invalid_pod_patch_is_named_by_its_path(patch: Any, problem: str, advice: str) -> None:
     with pytest.raises(UserError) as refused:
         read(patch)
     assert problem in refused.value.problem

@@ -1,4 +1,4 @@
-"""After an attempt that ran out of memory, Metaflow's next one asks for the machine that its plan needs."""
+"""After an attempt that ran out of memory, the next one requests the machine of its new plan."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ def launched() -> Plan:
 
 @pytest.fixture
 def decorator(launched: Plan) -> Any:
-    """Metaflow's own, as the launch has left it."""
-    made = KubernetesDecorator(attributes={"gpu": "8", "cpu": "86", "memory": "1000"})
-    made.external_init()
-    made.attributes["node_selector"] = {
+    """The Metaflow decorator as left by the launch."""
+    result = KubernetesDecorator(attributes={"gpu": "8", "cpu": "86", "memory": "1000"})
+    result.external_init()
+    result.attributes["node_selector"] = {
         "pool": "mine",
         "node.kubernetes.io/instance-type": launched.request.instance_type,
     }
-    made.package_metadata = made.package_sha = made.package_url = "code"
-    made.run_time_limit = 60
-    return made
+    result.package_metadata = result.package_sha = result.package_url = "code"
+    result.run_time_limit = 60
+    return result
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def install(decorator: Any, launched: Plan) -> None:
 
 
 def started(decorator: Any, attempt: int) -> Any:
-    """What Metaflow would start as that attempt."""
+    """Return what Metaflow would start as that attempt."""
     arguments = SimpleNamespace(
         task=SimpleNamespace(run_id="7"), env={}, command_args=[], command_options={}, entrypoint=["python"]
     )
@@ -93,7 +93,7 @@ def other(launched: Plan) -> NextPlan:
     return following
 
 
-def test_the_first_attempt_and_one_after_another_failure_ask_for_what_was_planned(
+def test_an_attempt_without_a_replanned_plan_requests_the_original_plan(
     decorator: Any, plans: Replanning, launched: Plan
 ) -> None:
     install(decorator, launched)
@@ -106,12 +106,12 @@ def test_the_first_attempt_and_one_after_another_failure_ask_for_what_was_planne
         )
 
 
-def test_an_attempt_that_needs_another_gpu_asks_for_its_machine_and_carries_its_plan(
+def test_an_attempt_that_needs_another_gpu_requests_its_machine_and_carries_its_plan(
     decorator: Any, plans: Replanning, launched: Plan, capsys: pytest.CaptureFixture[str]
 ) -> None:
     install(decorator, launched)
     following = other(launched)
-    plans.keep(0, following)
+    plans.store_plan(0, following)
     arguments = started(decorator, 1)
     request = following.plan.request
     options = arguments.command_options
@@ -127,17 +127,17 @@ def test_an_attempt_that_needs_another_gpu_asks_for_its_machine_and_carries_its_
     assert f"requests 8x {request.gpu_type} and" in capsys.readouterr().err
 
 
-def test_an_attempt_with_another_layout_alone_keeps_its_machine(
+def test_an_attempt_with_only_another_layout_keeps_its_machine(
     decorator: Any, plans: Replanning, launched: Plan
 ) -> None:
     install(decorator, launched)
     layout = replace(launched.layout, micro_batch_size=1)
-    plans.keep(0, NextPlan(plan=replace(launched, layout=layout), change="micro batch"))
+    plans.store_plan(0, NextPlan(plan=replace(launched, layout=layout), change="micro batch"))
     arguments = started(decorator, 1)
     assert (arguments.env, arguments.command_options["gpu"]) == ({}, "8")
 
 
-def test_the_attempt_after_a_sized_one_that_ran_out_of_memory_asks_for_more(
+def test_an_attempt_after_a_right_sized_one_ran_out_of_memory_requests_more(
     decorator: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     storage = LocalStorage(tmp_path)

@@ -1,4 +1,4 @@
-"""After an attempt that ran out of memory on Batch, the next one goes to the next GPU's queue (moto's)."""
+"""After an attempt that ran out of memory on Batch, the next one uses the queue of the next GPU (moto)."""
 
 from __future__ import annotations
 
@@ -36,26 +36,26 @@ def launched() -> Plan:
 
 @pytest.fixture
 def following(launched: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NextPlan:
-    """What the first attempt of run 7 has left: a plan for another GPU."""
+    """The stored plan of the first attempt of run 7, for another GPU."""
     storage = LocalStorage(tmp_path)
     monkeypatch.setattr(retrying, "datastore", lambda: storage)
     queue_preflight._check_once.cache_clear()
-    found = other(launched)
-    Replanning(storage=storage, prefix=plans_key("7")).keep(0, found)
-    return found
+    attempt = other(launched)
+    Replanning(storage=storage, prefix=plans_key("7")).store_plan(0, attempt)
+    return attempt
 
 
 @pytest.fixture
 def decorator(launched: Plan) -> Any:
-    """Metaflow's own, as the launch has left it."""
+    """The Metaflow decorator as left by the launch."""
     sizes = {"gpu": "8", "cpu": str(launched.request.cpu), "memory": str(launched.request.memory_mib)}
     role = "arn:aws:iam::123456789012:role/any"
-    made = BatchDecorator(attributes={**sizes, "image": "127.0.0.1:9/a:1", "iam_role": role})
-    made.external_init()
-    made.attributes |= {"queue": "first", "aws_batch_tags": {}}
-    made.package_metadata = made.package_sha = made.package_url = "code"
-    made.run_time_limit = 60
-    return made
+    result = BatchDecorator(attributes={**sizes, "image": "127.0.0.1:9/a:1", "iam_role": role})
+    result.external_init()
+    result.attributes |= {"queue": "first", "aws_batch_tags": {}}
+    result.package_metadata = result.package_sha = result.package_url = "code"
+    result.run_time_limit = 60
+    return result
 
 
 def install(decorator: Any, launched: Plan, **options: Any) -> None:
@@ -70,7 +70,7 @@ def install(decorator: Any, launched: Plan, **options: Any) -> None:
     ).install()
 
 
-def test_the_next_attempt_goes_to_the_queue_of_the_gpu_that_its_plan_needs(
+def test_the_next_attempt_is_submitted_to_the_queue_of_the_gpu_in_its_plan(
     decorator: Any,
     queue: Callable[..., str],
     launched: Plan,
@@ -91,7 +91,7 @@ def test_the_next_attempt_goes_to_the_queue_of_the_gpu_that_its_plan_needs(
     assert f"requests 8x {request.gpu_type} and " in capsys.readouterr().err
 
 
-def test_without_a_queue_for_that_gpu_the_next_attempt_has_the_same_machine_and_it_is_said(
+def test_without_a_queue_for_its_gpu_the_next_attempt_keeps_the_machine_and_prints_a_note(
     decorator: Any,
     queue: Callable[..., str],
     launched: Plan,

@@ -1,4 +1,4 @@
-"""A pod template is patched as Kubernetes itself would."""
+"""A pod template is patched like Kubernetes does."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ POD = {
 }
 
 
-def test_maps_and_lists_with_a_key_are_merged_and_other_lists_replaced() -> None:
+def test_maps_and_keyed_lists_are_merged_and_other_lists_replaced() -> None:
     patch = {
         "metadata": {"annotations": {"b": "2"}},
         "spec": {
@@ -52,7 +52,7 @@ def test_maps_and_lists_with_a_key_are_merged_and_other_lists_replaced() -> None
     assert len(POD["spec"]["volumes"]) == 1, "the original stays as it is"
 
 
-def test_null_and_directives_remove_and_replace() -> None:
+def test_null_removes_a_value_and_patch_directives_replace_or_delete() -> None:
     patch = {
         "spec": {
             "nodeSelector": {"$patch": "replace", "zone": "a"},

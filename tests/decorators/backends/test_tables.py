@@ -1,4 +1,4 @@
-"""The tables of fabrics, variables, quotas and releases are right in themselves, and so is what follows."""
+"""Tables of fabrics, variables, quotas and releases, and values derived from them."""
 
 from __future__ import annotations
 
@@ -35,14 +35,16 @@ def test_every_row_has_its_source_and_a_date(file: Path) -> None:
         ("Standard_ND96isr_H100_v5", 0, "IB"),
     ],
 )
-def test_a_machines_fabric_is_the_instance_tables(machine: str, efa: int, fabric: str | None) -> None:
+def test_the_fabric_of_a_machine_is_that_of_the_instance_table(
+    machine: str, efa: int, fabric: str | None
+) -> None:
     item = hardware.instance(machine)
-    found = tables.fabric_of(item)
+    item_fabric = tables.fabric_of(item)
     assert tables.efa_interfaces(item) == efa
-    assert (found.name if found else None) == fabric
+    assert (item_fabric.name if item_fabric else None) == fabric
 
 
-def test_only_a_fabric_that_can_be_asked_for_has_variables() -> None:
+def test_only_a_requestable_fabric_has_variables() -> None:
     asked_for = {fabric.name for fabric in tables.fabrics() if fabric.requestable}
     for row in tables.variables():
         assert row.fabric in {*asked_for, tables.ANY}
@@ -60,14 +62,14 @@ def test_only_a_fabric_that_can_be_asked_for_has_variables() -> None:
         ("batch", "EFA", {"FI_PROVIDER", "NCCL_NET_PLUGIN", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"}),
     ],
 )
-def test_a_fabric_that_is_not_there_sets_nothing(
+def test_variables_are_set_only_for_the_fabric_in_use(
     backend: str, fabric: str | None, expected: set[str]
 ) -> None:
     assert set(tables.environment(backend, fabric)) == expected
 
 
 def test_an_interface_is_named_to_nccl_by_exclusion_and_to_gloo_exactly() -> None:
-    """A prefix that a machine lacks stops NCCL; gloo takes an exclusion for a name."""
+    """A prefix that a machine lacks stops NCCL; gloo reads an exclusion as a name."""
     for row in tables.variables():
         if row.name == "NCCL_SOCKET_IFNAME":
             assert row.value.startswith("^")
@@ -93,7 +95,7 @@ def test_a_machine_counts_for_the_narrowest_limit_of_its_family(
 
 
 @pytest.mark.parametrize("name", ["JobSet", "Kueue", "NVIDIA device plugin"])
-def test_what_is_advised_to_install_is_what_infra_is_made_for(name: str) -> None:
+def test_releases_in_advice_match_those_documented_in_infra(name: str) -> None:
     page = (ROOT / "infra/kubernetes/README.md").read_text()
     [row] = [line for line in page.splitlines() if re.match(rf"\| (or )?{name} \|", line)]
     release = tables.release(name)

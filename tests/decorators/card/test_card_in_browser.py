@@ -1,4 +1,4 @@
-"""The card of a running and of a finished step, drawn by a real browser without a network."""
+"""The card of a running and of a finished step in a real browser without a network."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _get(home: Home, name: str) -> Path | None:
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The card's page while the step runs, and after it has ended."""
+    """The page of the card while the step runs, and after it has ended."""
     home = Home(tmp_path_factory.mktemp("cards"))
     (home.path / ".metaflow").mkdir()
     options = ("--model", "llama-8b", "--steps", "120", "--of-steps", "400", "--until", "running.html")
@@ -41,13 +41,13 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return running, finished
 
 
-def test_the_card_of_a_running_step_shows_its_progress_and_predicted_beside_measured(
+def test_the_card_of_a_running_step_shows_progress_and_predicted_next_to_measured_values(
     pages: tuple[Path, Path],
 ) -> None:
     text = words(pages[0])
     assert "llama-8b · full · torchtune · 1 node x 8 A100-80GB" in text
-    for wanted in ("Running for", "step 120 of 400 · loss 1.2", "ETA 9:"):
-        assert wanted in text
+    for expected_texts in ("Running for", "step 120 of 400 · loss 1.2", "ETA 9:"):
+        assert expected_texts in text
     assert re.search(r"reserved by torch 33.0 GiB, at most 39.0 GiB 31.9 GiB", text)
     assert re.search(r"tokens/s 24,000 16,391", text)
     assert charts(pages[1]) == 9

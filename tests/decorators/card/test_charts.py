@@ -1,4 +1,4 @@
-"""The charts of a card, from plain values."""
+"""Charts of a card from plain values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_no_line_has_more_than_500_points_and_the_last_is_kept() -> None:
     assert charts.thin([1, 2]) == [1, 2]
 
 
-def test_charts_name_no_data_that_must_be_fetched() -> None:
+def test_charts_embed_their_data() -> None:
     text = json.dumps(_charts(draw(make_state())))
     assert '"url"' not in text
 
@@ -41,7 +41,7 @@ def test_a_smoothed_line_follows_the_values_and_few_values_are_not_smoothed() ->
     assert "layer" not in charts.line(points[:20], "loss", smooth=True)
 
 
-def test_a_short_step_has_seconds_on_its_axis_and_a_long_one_minutes() -> None:
+def test_the_time_axis_of_a_short_step_is_in_seconds_and_of_a_long_one_in_minutes() -> None:
     for minutes, unit, value in ((0.5, "seconds", 30.0), (30.0, "minutes", 30.0)):
         points = [charts.TimePoint(minutes=minutes, source="GPU 0", value=0.5)]
         (layer,) = charts.over_time(points, "utilization")["layer"]

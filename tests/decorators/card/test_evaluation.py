@@ -1,4 +1,4 @@
-"""The evaluation's part of a card."""
+"""The evaluation section of a card."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def grids(result: EvaluationResult) -> list[Grid]:
     return [block for block in evaluation_blocks(result) if isinstance(block, Grid)]
 
 
-def test_losses_perplexities_and_answers_stand_side_by_side() -> None:
+def test_losses_perplexities_and_answers_of_both_models_are_side_by_side() -> None:
     result = EvaluationResult(
         base=Score(loss=2.0, labels=50, rows=7),
         finetuned=Score(loss=1.0, labels=50, rows=7),
@@ -26,8 +26,8 @@ def test_losses_perplexities_and_answers_stand_side_by_side() -> None:
         ("held-out answers right (exact match)", "0 of 1", "0 of 1"),
         ("held-out rows", "7", "7"),
     )
-    (_, prompt), *said = answers.rows
-    assert said == [("expected", "r"), ("before", "(nothing)"), ("after", "f")]
+    (_, prompt), *cells = answers.rows
+    assert cells == [("expected", "r"), ("before", "(nothing)"), ("after", "f")]
     assert prompt.replace("\N{ZERO WIDTH SPACE}", "") == "p" * 400 + "..."
     assert max(map(len, prompt.split("\N{ZERO WIDTH SPACE}"))) <= 24 + len("...")
 
@@ -43,7 +43,7 @@ def test_a_card_counts_all_answers_and_shows_a_few() -> None:
     assert [grid.rows[0] for grid in shown] == [("message", f"question {number}") for number in range(3)]
 
 
-def test_of_pairs_the_tasks_own_figures_are_shown() -> None:
+def test_the_metrics_of_a_task_on_pairs_are_shown() -> None:
     metrics = {"reward_margin": 0.5, "accuracy": 0.75}
     result = EvaluationResult(
         task="dpo",
@@ -56,7 +56,7 @@ def test_of_pairs_the_tasks_own_figures_are_shown() -> None:
     assert ("held-out pairs", "8", "8") in figures.rows
 
 
-def test_a_reward_models_calibration_is_drawn() -> None:
+def test_the_calibration_of_a_reward_model_is_drawn() -> None:
     bins = calibrate([4.0, 4.2, -4.1, 0.0, 0.1])
     result = EvaluationResult(
         task="reward", base=None, finetuned=Score(loss=0.5, labels=5, rows=5), calibration=bins
@@ -71,7 +71,7 @@ def test_a_reward_models_calibration_is_drawn() -> None:
     assert isinstance(bins[0], CalibrationBin)
 
 
-def test_pictures_of_both_models_stand_beside_their_caption() -> None:
+def test_images_of_both_models_are_shown_next_to_their_caption() -> None:
     result = EvaluationResult(
         task="text-to-image",
         base=Score(loss=1.0, labels=0, rows=3, metrics={"loss at least noise": 1.0}),

@@ -1,4 +1,4 @@
-"""Memory on the card: no counter's figure stands beside another counter's prediction."""
+"""Memory on the card: each measured counter is shown next to its own prediction."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from tests.decorators.profile.states import STARTED, make_state
 
 
 def rows_of(state: CardState) -> dict[str, tuple[str, str]]:
-    found = memory.memory_rows(
+    memory_rows = memory.memory_rows(
         state.plan.prediction.memory, state.measured, on_gpu=state.plan.layout.device == "cuda"
     )
-    return {what: (predicted, measured) for what, predicted, measured in found}
+    return {label: (predicted, measured) for label, predicted, measured in memory_rows}
 
 
 def bars_of(state: CardState, bar: str) -> dict[str, float]:
@@ -32,18 +32,18 @@ def test_each_counter_has_its_own_prediction() -> None:
     assert rows["a GPU, including use before the step"] == ("80.0 GiB capacity", "33.0 GiB")
 
 
-def test_without_nvml_nothing_stands_beside_what_a_gpu_shows() -> None:
+def test_without_nvml_the_measured_memory_of_a_gpu_is_unknown() -> None:
     rows = rows_of(make_state(nvml=False))
     assert rows["memory of a GPU, by NVML"] == ("34.0 GiB, at most 40.0 GiB", "unknown")
     assert rows["reserved by torch"] == ("33.0 GiB, at most 39.0 GiB", "31.9 GiB")
 
 
-def test_on_a_cpu_it_is_resident_memory() -> None:
-    found = rows_of(make_state(on_gpus=False))["memory of a process"]
-    assert found == ("600 MiB, at most 750 MiB", "573 MiB")
+def test_on_a_cpu_the_card_shows_resident_memory() -> None:
+    memory_row = rows_of(make_state(on_gpus=False))["memory of a process"]
+    assert memory_row == ("600 MiB, at most 750 MiB", "573 MiB")
 
 
-def test_the_bars_hold_every_category_and_the_measured_memory() -> None:
+def test_the_memory_bars_show_every_category_and_the_measured_memory() -> None:
     predicted, measured = (bars_of(make_state(), bar) for bar in ("predicted", "measured"))
     assert list(predicted) == ["weights", "gradients", "optimizer", "activations", "runtime", "allocator"]
     assert sum(predicted.values()) == 34  # what it shows, beside what was shown
@@ -52,14 +52,14 @@ def test_the_bars_hold_every_category_and_the_measured_memory() -> None:
     assert [mark["gib"] for mark in marks] == [40, 80]
 
 
-def test_a_capacity_far_above_is_named_rather_than_drawn() -> None:
+def test_a_capacity_far_above_the_bars_is_named_instead_of_drawn() -> None:
     predicted = make_plan({}, "local").prediction.memory.counted("resident")
     spec = charts.memory_bars(predicted, [], "process", 64 * GIB)
     assert [mark["mark"] for mark in spec["layer"][1]["data"]["values"]] == ["upper bound"]
     assert "(capacity: 64.0 GiB, far to the right)" in spec["layer"][0]["encoding"]["x"]["title"]
 
 
-def test_memory_over_time_is_nvmls_else_torchs_else_resident() -> None:
+def test_memory_over_time_is_from_nvml_or_else_torch_or_else_resident_memory() -> None:
     assert memory.memory_points(make_state())[0].source == "GPU 0"
     assert memory.memory_points(make_state(nvml=False))[-1].used_bytes > 31 * GIB
     assert memory.memory_points(make_state(on_gpus=False))[0].used_bytes < GIB

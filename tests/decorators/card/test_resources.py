@@ -28,7 +28,7 @@ def with_gpus(state: CardState, **changes: dict[int, Any]) -> CardState:
 
 
 def loading(rank: int, seconds: float, dt: float) -> list[Step]:
-    """Steps of a rank that waits for data."""
+    """Return steps of a rank that waits for data."""
     values = {
         "loss": None,
         "lr": None,
@@ -43,8 +43,8 @@ def loading(rank: int, seconds: float, dt: float) -> list[Step]:
 
 def test_an_idle_gpu_is_named_with_the_data_loading_time() -> None:
     assert idle_lines(make_state()) == []
-    more = [step for rank in range(8) for step in loading(rank, 0.4 if rank == 3 else 0.01, 0.6)]
-    state = with_gpus(make_state(more=more), mean_utilization={3: 0.38, 5: 0.5})
+    loading_steps = [step for rank in range(8) for step in loading(rank, 0.4 if rank == 3 else 0.01, 0.6)]
+    state = with_gpus(make_state(more=loading_steps), mean_utilization={3: 0.38, 5: 0.5})
     assert idle_lines(state) == [
         "GPU 3 idle 62% of the time: data loading takes 0.4 s of a 0.6 s step.",
         "GPU 5 idle 50% of the time.",
@@ -60,8 +60,8 @@ def test_gpus_that_the_step_never_used_are_named_together() -> None:
     assert idle_lines(dataclasses.replace(state, measured=young)) == []
 
 
-def test_requested_used_and_next_request_stand_side_by_side() -> None:
-    found = Recommendation(
+def test_requested_used_and_recommended_sizes_are_side_by_side() -> None:
+    recommendation = Recommendation(
         sizes=Sizes(cpu=12, memory_mib=80 * 1024, gpus=8, gpu_type="L40S"),
         gpu_memory_bytes=40 * GIB,
         gpu_utilization=0.97,
@@ -69,7 +69,7 @@ def test_requested_used_and_next_request_stand_side_by_side() -> None:
         reason="used in 3 earlier tasks",
     )
     requested = Sizes(cpu=96, memory_mib=1000 * 1024, gpus=8, gpu_type="A100-80GB")
-    state = make_state(requested=requested, next_request=found)
+    state = make_state(requested=requested, next_request=recommendation)
     rows = {name: row for name, *row in resource_rows(state)}
     assert rows["CPU cores"] == ["96", "unknown", "12"]
     assert rows["host memory"] == ["1,000 GiB", "61.0 GiB", "80.0 GiB"]
@@ -78,7 +78,7 @@ def test_requested_used_and_next_request_stand_side_by_side() -> None:
     assert resource_rows(make_state()) == [], "nothing was requested, and nothing is known"
 
 
-def test_utilization_is_that_of_the_gpus_else_the_cores_in_use() -> None:
+def test_utilization_is_that_of_gpus_or_else_of_cpu_cores() -> None:
     def sources(state: CardState) -> set[str]:
         spec = utilization_over_time(state)
         return {row["who"] for row in spec["layer"][0]["data"]["values"]} if spec is not None else set()

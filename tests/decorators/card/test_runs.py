@@ -1,11 +1,11 @@
-"""Runs beside each other."""
+"""Comparison of several runs."""
 
 from __future__ import annotations
 
 import dataclasses
 from datetime import datetime
 
-from decorators.card.runs import RunRecord, curves, differing_settings, figures
+from decorators.card.runs import RunRecord, curves, differing_settings, figures, short_names
 from launchers.evaluation.evaluate import EvaluationResult
 from launchers.evaluation.held_out import Score
 from launchers.settings import Settings, flat
@@ -45,7 +45,13 @@ def test_the_table_pairs_predicted_and_measured_with_dashes_for_missing_values()
     assert rows["USD, predicted -> measured"] == ("61.45 -> 2.96", "61.45 -> ?")
 
 
-def test_only_settings_that_differ_are_rows_and_a_folder_is_no_difference() -> None:
+def test_short_names_are_the_shortest_endings_that_differ() -> None:
+    assert short_names(["1795824539817418"]) == ["7418"]
+    assert short_names(["1795824539817418", "1795824539917418"]) == ["817418", "917418"]
+    assert short_names(["11", "12"]) == ["11", "12"]
+
+
+def test_only_differing_settings_are_rows_and_folders_are_ignored() -> None:
     rows = differing_settings([_record("11"), _record("12", lr=3e-4)])
     assert rows == [("optimizer.lr", ("0.0001", "0.0003"))]
     assert differing_settings([_record("11"), _record("12")]) == []

@@ -1,4 +1,4 @@
-"""The card's text and charts, from plain values."""
+"""Text and charts of the card from plain values."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def _charts(blocks: list[Block]) -> list[dict[str, Any]]:
     return [block.spec for block in blocks if isinstance(block, Chart)]
 
 
-def test_predicted_and_measured_stand_side_by_side() -> None:
-    rows = {what: (predicted, measured) for what, predicted, measured in comparison(make_state())}
+def test_predicted_and_measured_values_are_side_by_side() -> None:
+    rows = {label: (predicted, measured) for label, predicted, measured in comparison(make_state())}
     assert rows["memory of a GPU, by NVML"] == ("34.0 GiB, at most 40.0 GiB", "32.5 GiB")
     assert rows["host memory of a node"] == ("100 GiB", "61.0 GiB")
     assert rows["tokens/s"] == ("24,000", "16,391")
@@ -42,7 +42,7 @@ def test_predicted_and_measured_stand_side_by_side() -> None:
 
 
 def test_unknown_values_are_shown_as_unknown() -> None:
-    rows = {what: values for what, *values in comparison(make_state(on_gpus=False))}
+    rows = {label: values for label, *values in comparison(make_state(on_gpus=False))}
     assert rows["tokens/s"][0] == rows["time"][0] == "unknown"
     assert "USD" not in rows, "neither predicted nor measured"
     assert "MFU" not in rows
@@ -87,7 +87,7 @@ def test_every_rank_has_its_row() -> None:
     assert card.rank_rows(make_state(on_gpus=False))[0][5] == "no GPU"
 
 
-def test_curves_are_drawn_of_what_was_reported() -> None:
+def test_curves_show_the_reported_metrics() -> None:
     def curves(state: CardState) -> list[str]:
         return [view["title"]["text"] for view in card._curves(state)]
 
@@ -100,7 +100,7 @@ def test_curves_are_drawn_of_what_was_reported() -> None:
     assert curves(dataclasses.replace(state, run=run)) == always
 
 
-def test_settings_are_whole_with_those_that_differ_first_and_the_log_ends_the_card() -> None:
+def test_settings_are_complete_with_changed_ones_first_and_the_log_is_last() -> None:
     settings = (
         Setting(name="optimizer.lr", value="0.003", default="auto"),
         Setting(name="seed", value="0", default="0"),
@@ -112,7 +112,7 @@ def test_settings_are_whole_with_those_that_differ_first_and_the_log_ends_the_ca
     assert "**Defaults:** seed 0" in text
 
 
-def test_a_step_for_which_nothing_is_predicted_shows_only_what_is_known() -> None:
+def test_the_card_of_a_step_without_a_prediction_shows_only_measured_values() -> None:
     state = make_state(steps=0, on_gpus=False)
     evaluated = dataclasses.replace(state, run=RunState(), about=state.plan)
     assert title(evaluated) == "tiny-llama · full · torchtune · train"
@@ -121,11 +121,13 @@ def test_a_step_for_which_nothing_is_predicted_shows_only_what_is_known() -> Non
     assert "unknown" not in {row[1] for row in grid.rows}
 
 
-def test_held_out_losses_stand_over_the_training_curve_with_the_lowest_marked() -> None:
+def test_held_out_losses_are_drawn_over_the_training_curve_with_the_lowest_marked() -> None:
     losses = [(40, 1.75), (80, 1.5), (120, float("nan"))]
-    found = [Evaluated(rank=0, step=step, done=9, rows=9, loss=loss, seconds=2.0) for step, loss in losses]
+    evaluations = [
+        Evaluated(rank=0, step=step, done=9, rows=9, loss=loss, seconds=2.0) for step, loss in losses
+    ]
     exported = (("exported", "step 80 of 120, the lowest held-out loss (1.5000)"),)
-    state = make_state(more=found, exported=exported)
+    state = make_state(more=evaluations, exported=exported)
     blocks = draw(state)
     (loss,) = [view for view in _charts(blocks) if view.get("title", {}).get("text") == "loss"]
     curve, rule, point = loss["layer"][-3:]

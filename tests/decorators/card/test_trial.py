@@ -1,4 +1,4 @@
-"""The card's table of tried plans."""
+"""The table of measured plans on the card."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ def result(micro_batch_size: int, **changes: object) -> TrialResult:
     return TrialResult(**(values | changes))  # type: ignore[arg-type]
 
 
-def test_each_tried_plan_has_its_prediction_and_the_selected_one_is_marked() -> None:
-    kept, failed = result(1), result(4, failure="rank 0 failed", out_of_memory=True, ranks=())
-    rows = trial_rows([kept, failed], kept.plan)
+def test_each_measured_plan_is_shown_with_its_prediction_and_the_selected_one_is_marked() -> None:
+    results, failed = result(1), result(4, failure="rank 0 failed", out_of_memory=True, ranks=())
+    rows = trial_rows([results, failed], results.plan)
     assert rows[0][0].endswith("(selected)")
     assert rows[0][1:] == ("24,000 tokens/s, 33.0 GiB reserved", "21,000 tokens/s, 33.0 GiB reserved")
     assert rows[1][2] == "ran out of memory"
     assert "taken" not in rows[1][0]
 
 
-def test_a_card_has_the_table_only_where_plans_were_tried() -> None:
+def test_a_card_has_the_table_of_plans_only_after_a_trial() -> None:
     state = make_state()
     without, with_trials = draw(state), draw(replace(state, trials=(result(1),)))
     assert len(with_trials) == len(without) + 2

@@ -1,4 +1,4 @@
-"""A flow whose script writes checkpoints, fails once, and goes on from them in the retry."""
+"""A flow whose script writes checkpoints, fails once, and resumes from them in the retry."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A flow that knows nothing of plans."""
+"""A flow without plans."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans for the tests: small ones for this machine and a large one for a cluster, without the planner."""
+"""Fixed plans for tests, without the planner: small ones for this machine and a large one for a cluster."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from estimator.plan import GIB, Layout, MemoryEstimate, Plan, Prediction, Reques
 
 
 def make_plan(parameters: dict[str, Any], backend: str) -> Plan:
-    """A plan that repeats what it was asked for; a model called "none" is the user's mistake."""
+    """Return a plan that repeats its arguments; a model called "none" is a user error."""
     model, gpus = parameters.get("model", "tiny-llama"), parameters.get("gpus") or 8
     if model == "none":
         raise UserError("There is no model named none.", "Take one of: tiny-llama, llama-*.")

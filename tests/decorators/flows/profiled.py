@@ -1,4 +1,4 @@
-"""A flow of three steps that asks for a plan; what arrives in its tasks goes into artifacts."""
+"""A flow of three steps with a plan; values received by its tasks are stored as artifacts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from estimator.errors import UserError
 
 
 def counted(parameters, backend):
-    """Leave a mark for each time a plan is made, with the model of the plan of the run that is resumed."""
+    """Record each call that makes a plan, with the model in the plan of the resumed run."""
     if "COUNT_PLANS" in os.environ:
         earlier = resumed_artifact("start", "plan") if command() == "resume" else None
         with Path(os.environ["COUNT_PLANS"]).open("a") as file:

@@ -1,4 +1,4 @@
-"""Training script of the user's: all ranks add up their numbers, report steps, and may fail."""
+"""A training script of a user: all ranks sum their numbers, report steps, and may fail."""
 
 from __future__ import annotations
 

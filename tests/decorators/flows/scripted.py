@@ -1,4 +1,4 @@
-"""A flow that runs the user's own script on two nodes, or a function of its own on one."""
+"""A flow that runs a script of the user on two nodes, or a function on one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A flow of three steps whose memory follows a parameter, and that dies of memory where it has too little."""
+"""A flow of three steps whose memory follows a parameter and that is killed if it has too little."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MIB = 2**20
 
 
 def use(mib):
-    """Hold so much memory for a moment."""
+    """Hold this much memory for a moment."""
     held = bytearray(mib * MIB)
     held[::4096] = b"x" * len(held[::4096])
     return len(held)

@@ -1,4 +1,4 @@
-"""Telemetry of a run that never was: smooth losses, steady steps, memory that rises at the start."""
+"""Simulated telemetry of a run: smooth losses, steady steps, memory that rises at the start."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ GIB = 2**30
 def events(
     *, steps: int, ranks: int, on_gpus: bool, started: float | None = None, seconds: float = 2.0
 ) -> list[Event]:
-    """What ``ranks`` ranks of one node report in ``steps`` steps of about ``seconds`` each."""
+    """Return the events of ``ranks`` ranks of one node in ``steps`` steps of about ``seconds`` each."""
     at = time.time() if started is None else started
-    found: list[Event] = []
+    events_made: list[Event] = []
     for rank in range(ranks):
-        found.append(
+        events_made.append(
             DistInfo(
                 rank=rank,
                 local_rank=rank,
@@ -32,12 +32,12 @@ def events(
                 at=at,
             )
         )
-        found.append(Phase(rank=rank, name="train", at=at))
+        events_made.append(Phase(rank=rank, name="train", at=at))
     for number in range(1, steps + 1):
         dt = seconds * (2.5 if number == 1 else 1 + 0.05 * math.sin(number))
         at += dt
         for rank in range(ranks):
-            found.append(
+            events_made.append(
                 Step(
                     rank=rank,
                     step=number,
@@ -55,7 +55,7 @@ def events(
                 )
             )
             peak = min(31.2, 12 + number * 4) + rank * 0.1
-            found.append(
+            events_made.append(
                 Memory(
                     rank=rank,
                     step=number,
@@ -66,4 +66,4 @@ def events(
                     at=at,
                 )
             )
-    return found
+    return events_made

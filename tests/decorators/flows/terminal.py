@@ -1,4 +1,4 @@
-"""A flow whose one task prints what a training prints."""
+"""A flow with one task that prints the output of a training run."""
 
 from __future__ import annotations
 

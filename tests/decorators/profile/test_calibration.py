@@ -1,4 +1,4 @@
-"""A finished step's record: what is compared with what, what is left out, and that it never breaks a run."""
+"""The calibration record of a finished step: compared values, exclusions, and errors that end no run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from decorators.profile.calibration import comparable_peak, finished, keep
+from decorators.profile.calibration import comparable_peak, finished, store
 from decorators.profile.measured import Measured
 from estimator.calibration import VARIABLE, Finished, Store, formulas
 from estimator.plan import Plan
@@ -32,12 +32,12 @@ def with_memory(plan: Plan, **changes: Any) -> Plan:
     return dataclasses.replace(plan, prediction=dataclasses.replace(plan.prediction, memory=memory))
 
 
-def test_a_gpus_process_is_what_nvml_saw_beyond_what_was_there_before() -> None:
+def test_process_memory_is_the_nvml_peak_minus_the_memory_in_use_before_the_step() -> None:
     plan, measured = pair()
     assert comparable_peak(plan, measured) == (33 * GIB - GIB // 2, "device")
 
 
-def test_without_nvml_what_is_predicted_to_lie_outside_is_added_to_torchs_reserve() -> None:
+def test_without_nvml_the_predicted_memory_outside_of_torch_is_added_to_its_reserve() -> None:
     plan, measured = pair(nvml=False)
     assert measured.memory_peak.counter == "reserved"
     memory = plan.prediction.memory
@@ -51,57 +51,63 @@ def test_without_nvml_what_is_predicted_to_lie_outside_is_added_to_torchs_reserv
     )
 
 
-def test_a_prediction_that_cant_tell_what_lies_outside_of_torch_is_not_learned_from() -> None:
+def test_no_record_is_made_without_nvml_if_the_memory_outside_of_torch_is_not_predicted() -> None:
     plan, measured = pair(nvml=False)
     assert record(with_memory(plan, outside_bytes=None), measured) is None
     assert record(with_memory(pair()[0], outside_bytes=None), pair()[1]) is not None, "NVML saw the whole"
 
 
-def test_a_run_that_shows_just_what_was_predicted_corrects_nothing_by_any_counter() -> None:
+def test_a_run_that_matches_its_prediction_has_a_correction_of_one_by_any_counter() -> None:
     for nvml in (True, False):
         plan, measured = pair(nvml=nvml)
         shown = plan.prediction.memory.shows_bytes
         ranks = tuple(dataclasses.replace(rank, reserved_peak_bytes=shown - GIB) for rank in measured.ranks)
         gpus = tuple(dataclasses.replace(gpu, peak_used_bytes=shown + GIB // 2) for gpu in measured.gpus)
-        found = record(plan, dataclasses.replace(measured, ranks=ranks, gpus=gpus))
-        assert found.ratio == 1.0
+        stored_record = record(plan, dataclasses.replace(measured, ranks=ranks, gpus=gpus))
+        assert stored_record.ratio == 1.0
 
 
-def test_a_device_on_which_nvml_saw_less_than_torch_reserved_is_not_believed() -> None:
+def test_nvml_values_below_the_memory_reserved_by_torch_are_ignored() -> None:
     plan, measured = pair()
     gpus = tuple(dataclasses.replace(gpu, peak_used_bytes=GIB) for gpu in measured.gpus)
     peak = comparable_peak(plan, dataclasses.replace(measured, gpus=gpus))
     assert peak[1].startswith("reserved")
 
 
-def test_on_a_cpu_it_is_resident_memory() -> None:
+def test_on_a_cpu_the_record_has_resident_memory() -> None:
     plan, measured = pair(on_gpus=False)
-    found = record(plan, measured)
-    assert (found.gpu, found.measured_kind) == ("cpu", "resident")
-    assert found.measured_bytes == max(rank.rss_peak_bytes or 0 for rank in measured.ranks)
-    assert found.reserved_bytes is found.allocated_bytes is None
+    stored_record = record(plan, measured)
+    assert (stored_record.gpu, stored_record.measured_kind) == ("cpu", "resident")
+    assert stored_record.measured_bytes == max(rank.rss_peak_bytes or 0 for rank in measured.ranks)
+    assert stored_record.reserved_bytes is stored_record.allocated_bytes is None
 
 
-def test_the_record_has_the_gpu_tables_name_and_torchs_own_figures() -> None:
-    found = record(*pair())
-    assert found.gpu == "A100-80GB" or "A100" in found.gpu
-    assert found.allocated_bytes < found.reserved_bytes < found.measured_bytes
-    assert found.torch
-    assert "8 processes, fsdp, micro batch 1 x 1, 2048 tokens, bf16, adamw" in found.setup
+def test_the_record_has_the_gpu_name_of_the_catalog_and_the_counters_of_torch() -> None:
+    stored_record = record(*pair())
+    assert stored_record.gpu == "A100-80GB" or "A100" in stored_record.gpu
+    assert stored_record.allocated_bytes < stored_record.reserved_bytes < stored_record.measured_bytes
+    assert stored_record.torch
+    assert "8 processes, fsdp, micro batch 1 x 1, 2048 tokens, bf16, adamw" in stored_record.setup
 
 
 def test_the_uncorrected_prediction_is_stored() -> None:
     plan, measured = pair()
     first = plan.prediction.memory
-    found = record(
+    stored_record = record(
         with_memory(plan, categories=(("weights", 50 * GIB),), shows_bytes=60 * GIB, uncorrected=first),
         measured,
     )
-    assert (found.predicted_bytes, found.predicted_upper_bytes) == (first.shows_bytes, first.shows_range[1])
-    assert (found.predicted_live_bytes, found.predicted_categories) == (first.live_bytes, first.categories)
+    assert (stored_record.predicted_bytes, stored_record.predicted_upper_bytes) == (
+        first.shows_bytes,
+        first.shows_range[1],
+    )
+    assert (stored_record.predicted_live_bytes, stored_record.predicted_categories) == (
+        first.live_bytes,
+        first.categories,
+    )
 
 
-def test_other_nodes_and_runs_too_short_to_peak_leave_no_record() -> None:
+def test_no_record_is_made_for_other_nodes_and_for_runs_too_short_to_reach_their_peak() -> None:
     plan, measured = pair()
     assert record(plan, dataclasses.replace(measured, node=1)) is None
     assert record(plan, dataclasses.replace(measured, steps=1)) is None
@@ -109,7 +115,7 @@ def test_other_nodes_and_runs_too_short_to_peak_leave_no_record() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "kept"),
+    ("model", "path"),
     [
         ("llama-8b", "llama-8b"),
         ("meta-llama/Llama-3.1-8B", "meta-llama/Llama-3.1-8B"),
@@ -118,28 +124,28 @@ def test_other_nodes_and_runs_too_short_to_peak_leave_no_record() -> None:
         ("./my-model", "my-model"),
     ],
 )
-def test_a_record_names_no_folder_of_the_users(model: str, kept: str) -> None:
+def test_a_record_contains_no_path_of_the_user(model: str, path: str) -> None:
     plan, measured = pair()
-    found = record(dataclasses.replace(plan, model=model), measured)
-    assert found.model == kept
-    assert "node-0" not in found.to_json()
+    stored_record = record(dataclasses.replace(plan, model=model), measured)
+    assert stored_record.model == path
+    assert "node-0" not in stored_record.to_json()
 
 
-def test_an_unwritable_store_gives_one_line_and_fails_no_run(
+def test_an_unwritable_store_prints_one_line_and_does_not_fail_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(VARIABLE, str(tmp_path))
-    line = keep(*pair(), run="F/1/train/2", in_container=False)
+    line = store(*pair(), run="F/1/train/2", in_container=False)
     assert line.startswith("calibration: this run could not be stored: IsADirectoryError")
     assert "\n" not in line
 
 
-def test_a_plan_without_a_note_of_its_formulas_counts_as_made_by_todays(
+def test_a_plan_without_a_formula_version_counts_as_made_by_the_current_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(VARIABLE, str(tmp_path / "runs.jsonl"))
     plan, measured = pair()
-    assert keep(with_memory(plan, formulas=""), measured, run="F/1/train/2", in_container=False) is None
+    assert store(with_memory(plan, formulas=""), measured, run="F/1/train/2", in_container=False) is None
     assert Store().read().finished[0].formulas == formulas("torchtune", "full")
 
 
@@ -148,8 +154,8 @@ def test_a_container_writes_records_only_to_a_configured_file(
 ) -> None:
     monkeypatch.delenv(VARIABLE)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    assert keep(*pair(), run="F/1/train/2", in_container=True) is None
+    assert store(*pair(), run="F/1/train/2", in_container=True) is None
     assert list(tmp_path.iterdir()) == []
     monkeypatch.setenv(VARIABLE, str(tmp_path / "runs.jsonl"))
-    assert keep(*pair(), run="F/1/train/2", in_container=True) is None
+    assert store(*pair(), run="F/1/train/2", in_container=True) is None
     assert len(Store().read().finished) == 1

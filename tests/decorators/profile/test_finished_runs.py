@@ -1,4 +1,4 @@
-"""Records of earlier runs are made of their artifacts."""
+"""Calibration records from the artifacts of earlier runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.decorators.profile.test_calibration import pair, record
 
 
 class OfAnotherVersion:
-    """A task's artifact whose class is there no more."""
+    """An artifact whose class no longer exists."""
 
     def __init__(self, name: str) -> None:
         self.id = name
@@ -28,7 +28,7 @@ class OfAnotherVersion:
         return pickle.loads(b"cdecorators.measured\nNoSuchClass\n.")  # noqa: S301
 
 
-def test_a_run_of_a_version_with_other_classes_is_left_out() -> None:
+def test_a_run_of_an_incompatible_version_is_ignored() -> None:
     class Task(dict[str, OfAnotherVersion]):
         def __iter__(self) -> Iterator[Any]:
             return iter(self.values())
@@ -44,8 +44,8 @@ def test_runs_that_are_not_stored_yet_are_added_oldest_first(
     newest_first = [dataclasses.replace(record(*pair()), run=f"F/{number}/train/2") for number in (3, 2, 1)]
     for new in (newest_first[1:], newest_first):
         monkeypatch.setattr(finished_runs, "collect", lambda _, new=new: new)
-        said = finished_runs.main(["F"])
-    assert said.startswith("1 new run(s) of F in ")
+        status = finished_runs.main(["F"])
+    assert status.startswith("1 new run of F in ")
     assert [each.run for each in Store().read().finished] == [f"F/{number}/train/2" for number in (1, 2, 3)]
 
 
@@ -53,14 +53,14 @@ def test_runs_that_are_not_stored_yet_are_added_oldest_first(
 def test_earlier_runs_are_read_from_their_artifacts_once(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     done = home.run("profiled.py", "run")
     assert done.returncode == 0, done.stdout + done.stderr
-    here = Store(home.path / "calibration.jsonl")
-    (local,) = here.read().finished
-    here.path.unlink()
-    for words in ("1 new run", "0 new run"):
+    records = Store(home.path / "calibration.jsonl")
+    (local,) = records.read().finished
+    records.path.unlink()
+    for expected_line in ("1 new run", "0 new run"):
         read = home.python("-m", "decorators.profile.finished_runs", "ProfiledFlow")
         assert read.returncode == 0, read.stderr
-        assert words in read.stdout
-    (collected,) = here.read().finished
+        assert expected_line in read.stdout
+    (collected,) = records.read().finished
     assert dataclasses.replace(collected, date=local.date) == local
 
 

@@ -1,4 +1,4 @@
-"""Sampling with real processes and with stand-ins for NVML."""
+"""Sampling with real processes and a simulated NVML."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ DETACHED = (
 )
 
 
-def _start(*words: str) -> subprocess.Popen[bytes]:
-    process = subprocess.Popen([sys.executable, "-c", *words], stdout=subprocess.PIPE)
+def _start(*arguments: str) -> subprocess.Popen[bytes]:
+    process = subprocess.Popen([sys.executable, "-c", *arguments], stdout=subprocess.PIPE)
     process.stdout.readline()
     return process
 
@@ -44,7 +44,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.communicate()
 
 
-def test_memory_of_grandchildren_in_sessions_of_their_own_is_seen() -> None:
+def test_memory_of_grandchildren_in_other_sessions_is_counted() -> None:
     tree = ProcessTree()
     before = tree.sample()
     child = subprocess.Popen([sys.executable, "-c", DETACHED, HOLD], stdout=subprocess.PIPE)
@@ -55,14 +55,14 @@ def test_memory_of_grandchildren_in_sessions_of_their_own_is_seen() -> None:
         _end(child)
 
 
-def test_another_nodes_task_is_left_out_with_its_children() -> None:
-    everything, own = ProcessTree(), ProcessTree(foreign=("--ubf-context", "ubf_task"))
+def test_the_task_of_another_node_is_ignored_with_its_children() -> None:
+    everything, node_tree = ProcessTree(), ProcessTree(foreign=("--ubf-context", "ubf_task"))
     child = subprocess.Popen(
         [sys.executable, "-c", DETACHED, HOLD, "--ubf-context", "ubf_task"], stdout=subprocess.PIPE
     )
     try:
         child.stdout.readline()
-        assert everything.sample() - own.sample() > 110 * MIB
+        assert everything.sample() - node_tree.sample() > 110 * MIB
     finally:
         _end(child)
 
@@ -82,7 +82,7 @@ def test_cpu_time_of_children_is_counted() -> None:
         _end(busy)
 
 
-def test_the_peaks_of_each_figure_are_its_maximum_whatever_is_unknown_before_or_after() -> None:
+def test_the_peak_of_each_measurement_is_its_maximum_despite_unknown_samples() -> None:
     samples = Samples()
     for value in (None, 20, 50, 30, None):
         host = dataclasses.replace(_host(value or 1), shared_memory_bytes=value, pss_bytes=value)
@@ -95,7 +95,9 @@ def test_the_peaks_of_each_figure_are_its_maximum_whatever_is_unknown_before_or_
 
 
 @pytest.mark.parametrize(("rss_peak", "expected"), [(100, 80), (101, None)])
-def test_pss_is_that_of_the_peak_only_where_memory_was_near_it(rss_peak: int, expected: int | None) -> None:
+def test_the_proportional_size_is_reported_only_if_sampled_near_the_memory_peak(
+    rss_peak: int, expected: int | None
+) -> None:
     samples = Samples()
     near = round(sampling.PSS_OF_PEAK * 100)
     samples.add_host(dataclasses.replace(_host(near), pss_bytes=80))
@@ -116,7 +118,7 @@ def test_reset_peaks_start_from_the_gpu_memory_used_at_the_start() -> None:
     assert (samples.gpu_start, samples.gpu_peak) == ((10,), (20,))
 
 
-def test_utilization_is_weighted_by_the_time_since_it_was_last_asked_for() -> None:
+def test_utilization_is_weighted_by_the_time_since_the_last_query() -> None:
     samples = Samples()
     for utilization, seconds in ((0.0, 1.0), (None, 0.0), (None, 0.0), (0.8, 3.0)):
         gpu = GpuSample(used_bytes=1, utilization=utilization)
@@ -125,7 +127,7 @@ def test_utilization_is_weighted_by_the_time_since_it_was_last_asked_for() -> No
     assert (total / seconds, seconds) == (pytest.approx(0.6), 4.0)
 
 
-def test_a_disk_that_was_full_is_remembered_as_full() -> None:
+def test_a_disk_that_was_full_once_is_recorded_as_full() -> None:
     samples = Samples()
     for free in (None, 5, 0, 7):
         samples.add_host(dataclasses.replace(_host(1), disk_free_bytes=free))
@@ -146,7 +148,7 @@ def test_a_long_run_keeps_few_samples_and_all_its_peaks() -> None:
     assert samples.rss_peak == samples.gpu_peak[0] == 10**9
 
 
-def test_gpu_peaks_are_sampled_while_host_sampling_is_over_its_budget(
+def test_gpu_peaks_are_sampled_if_host_sampling_exceeds_its_time_budget(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(ProcessTree, "pss", lambda *_: _burn(0.3))
@@ -171,7 +173,7 @@ def test_expensive_power_queries_do_not_delay_memory_samples(monkeypatch: pytest
     assert gpus.asked == 2  # the first time and the last
 
 
-def test_the_last_sample_has_gpus_and_host(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_sample_is_taken_at_the_end_of_gpus_and_host(monkeypatch: pytest.MonkeyPatch) -> None:
     gpus = _RisingGpus(dear_memory=0.05)
     sampler = _started(monkeypatch, gpus)
     wait_until(lambda: sampler.samples.host.count > 0, 20)
@@ -184,7 +186,7 @@ def test_the_last_sample_has_gpus_and_host(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("failing", ["memory", "host"])
-def test_a_failing_sample_is_noted_once_and_raises_nothing(
+def test_a_failing_sample_is_noted_once_and_raises_no_error(
     monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:
     def fails(*_: Any) -> Any:
@@ -234,20 +236,20 @@ def test_gpus_are_read_through_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("visible", "seen"),
+    ("visible", "expected_gpus"),
     [("2,0", [2, 0]), ("", []), ("-1", []), ("1,9,0", [1]), ("GPU-2", [2]), ("MIG-abc", [7])],
 )
 def test_only_the_visible_gpus_are_measured(
-    monkeypatch: pytest.MonkeyPatch, visible: str, seen: list[int]
+    monkeypatch: pytest.MonkeyPatch, visible: str, expected_gpus: list[int]
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", _nvml(3))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     gpus = Gpus()
-    assert [sample.used_bytes // MIB for sample in gpus.memory()] == seen
-    assert bool(gpus.note) == (not seen)
+    assert [sample.used_bytes // MIB for sample in gpus.memory()] == expected_gpus
+    assert bool(gpus.note) == (not expected_gpus)
 
 
-def test_figures_that_a_gpu_does_not_report_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measurements_that_a_gpu_does_not_report_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     nvml = _nvml(1)
     nvml.nvmlDeviceGetUtilizationRates = nvml.nvmlDeviceGetPowerUsage = _unsupported
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
@@ -264,7 +266,7 @@ def _unsupported(*_: Any) -> Any:
 
 
 def _nvml(count: int) -> Any:
-    """A stand-in for the module pynvml with a few GPUs; a handle is the GPU's number."""
+    """Return a replacement for the module pynvml with a few GPUs; a handle is the number of the GPU."""
     nvml: Any = types.ModuleType("pynvml")
     nvml.nvmlMemory_v2 = 2
     nvml.nvmlInit = lambda: None
@@ -283,7 +285,7 @@ def _nvml(count: int) -> Any:
 
 
 class _RisingGpus(Gpus):
-    """One GPU, of which ``used`` is in use; each question may cost processor time."""
+    """One GPU with ``used`` bytes in use; each query may cost processor time."""
 
     def __init__(self, *, dear_memory: float = 0.0, dear_figures: float = 0.0) -> None:
         self.infos, self.note = [GpuInfo(index=0, name="Test GPU", total_bytes=144)], ""
@@ -309,7 +311,7 @@ def _started(monkeypatch: pytest.MonkeyPatch, gpus: _RisingGpus) -> Sampler:
 
 
 def _burn(seconds: float) -> int:
-    """Take processor time, as a look does that is dear."""
+    """Use processor time, like an expensive query."""
     end = time.thread_time() + seconds
     while time.thread_time() < end:
         pass
@@ -331,7 +333,7 @@ def _host(used: int) -> HostSample:
     )
 
 
-def test_cpu_seconds_are_those_of_the_program_and_of_the_kernel_for_it() -> None:
+def test_cpu_seconds_are_the_sum_of_user_and_system_time() -> None:
     tree = ProcessTree()
     tree.sample()
     assert tree.cpu_seconds == 0.0, "what was before does not count"

@@ -51,20 +51,20 @@ def found(*ratios: float) -> Correction:
     return correction
 
 
-def test_one_run_moves_the_estimate_by_a_third_and_many_by_nearly_all() -> None:
+def test_one_run_corrects_a_third_of_the_error_and_many_runs_nearly_all() -> None:
     assert found(1.3).factor == pytest.approx(1.3 ** (1 / 3))
     assert found(*[1.3] * 3).factor == pytest.approx(1.3 ** (3 / 5))
     assert found(*[1.3] * 100).factor == pytest.approx(1.3, rel=0.01)
 
 
-def test_a_correction_holds_for_the_reserved_part_as_for_the_whole() -> None:
+def test_a_correction_applies_to_reserved_memory_as_to_process_memory() -> None:
     before = dataclasses.replace(estimate(), outside_bytes=2 * GIB)
     correction = found(1.3)
     reserved = apply(before, correction).counted("reserved")
     assert reserved.likely_bytes == pytest.approx(18 * GIB * correction.factor, abs=2)
 
 
-def test_one_odd_run_among_many_moves_the_likely_value_little_and_the_bound_fully() -> None:
+def test_an_outlier_hardly_changes_the_likely_value_but_sets_the_upper_bound() -> None:
     odd = found(*[1.0] * 10, 3.0)
     assert odd.factor == pytest.approx(1.0)
     assert apply(estimate(), odd).shows_range[1] >= 60 * GIB
@@ -89,7 +89,7 @@ def test_memory_beyond_the_formulas_is_a_separate_category() -> None:
     assert corrected.categories[:3] == estimate().categories
 
 
-def test_what_runs_do_not_need_comes_off_the_empirical_categories() -> None:
+def test_a_lower_measurement_reduces_activations_and_leaves_weights_unchanged() -> None:
     corrected = dict(apply(estimate(), found(*[0.9] * 3)).categories)
     assert corrected["weights"] == dict(estimate().categories)["weights"]
     assert corrected["activations"] < dict(estimate().categories)["activations"]
@@ -100,7 +100,7 @@ def test_few_runs_never_lower_the_upper_bound() -> None:
     assert apply(estimate(), found(*[0.7] * 19)).shows_range[1] < 23 * GIB
 
 
-def test_each_figure_is_corrected_by_the_measurement_of_its_own_kind() -> None:
+def test_needed_and_shown_memory_are_corrected_by_the_matching_measurement() -> None:
     """What a process shows says nothing of what it needs; the tensors that were alive do."""
     reserved_more = [dataclasses.replace(run, allocated_bytes=10 * GIB) for run in runs(*[1.5] * 3)]
     correction = Calibration(reserved_more).correction("torchtune", "lora", "H100 SXM")
@@ -112,14 +112,14 @@ def test_each_figure_is_corrected_by_the_measurement_of_its_own_kind() -> None:
     assert more_tensors.needs_bytes == pytest.approx(20 * GIB + 15 * GIB * (1.5 ** (3 / 5) - 1), rel=0.01)
 
 
-def test_an_estimate_is_corrected_once_only() -> None:
+def test_correcting_an_estimate_twice_is_an_error() -> None:
     corrected = apply(estimate(), found(1.2))
     assert corrected.uncorrected == estimate()
     with pytest.raises(ValueError, match="already"):
         apply(corrected, found(1.2))
 
 
-def test_on_a_cpu_the_nodes_memory_follows_that_of_its_processes() -> None:
+def test_on_cpus_host_memory_is_the_corrected_upper_end_times_the_processes() -> None:
     parts = (*estimate().categories, ("runtime", 3 * GIB))  # a CPU's process needs the most that it shows
     before = dataclasses.replace(estimate(), categories=parts, host_bytes=4 * 23 * GIB)
     on_cpu = apply(before, dataclasses.replace(found(1.5), gpu="cpu"))
@@ -132,7 +132,7 @@ def test_on_a_cpu_the_nodes_memory_follows_that_of_its_processes() -> None:
     some.integers(1000, 10**12),
     some.floats(1.0, 2.0),
 )
-def test_the_bound_covers_every_earlier_run_scaled_to_this_prediction(
+def test_the_upper_bound_covers_every_earlier_run_relative_to_its_prediction(
     ratios: list[float], likely: int, width: float
 ) -> None:
     past = runs(*ratios)
@@ -157,12 +157,12 @@ def test_a_setup_is_corrected_by_runs_on_its_device() -> None:
     assert known.of(dataclasses.replace(setup, device="cuda"), None) is None
 
 
-def test_a_run_without_both_counts_of_tensors_has_no_ratio_of_them() -> None:
+def test_the_live_ratio_needs_measured_and_predicted_tensor_bytes() -> None:
     assert finished(allocated_bytes=6, predicted_live_bytes=5).live_ratio == 1.2
     assert finished(allocated_bytes=6).live_ratio is finished(predicted_live_bytes=5).live_ratio is None
 
 
-def test_a_quantized_base_is_its_own_method() -> None:
+def test_a_quantized_base_makes_lora_the_method_qlora() -> None:
     setup = Setup(model=models.find("llama-8b"), method="lora", quantization="nf4")
     assert calibration.method_of(setup) == "qlora"
     assert calibration.method_of(dataclasses.replace(setup, method="dora")) == "qdora"

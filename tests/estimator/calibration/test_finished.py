@@ -12,7 +12,7 @@ from estimator.plan import GIB
 from tests.estimator.calibration.finished_runs import finished
 
 
-def test_a_run_comes_back_as_it_was_stored(tmp_path: Path) -> None:
+def test_a_stored_run_is_read_back_unchanged(tmp_path: Path) -> None:
     store = Store(tmp_path / "new" / "folder" / "runs.jsonl")
     store.add(finished(reserved_bytes=5, allocated_bytes=4, torch="2.13.0"))
     assert store.read().finished == (finished(reserved_bytes=5, allocated_bytes=4, torch="2.13.0"),)
@@ -43,7 +43,7 @@ def test_a_run_that_was_stored_twice_counts_once(tmp_path: Path) -> None:
         (finished().to_json().replace(str(22 * GIB), str(500 * GIB)), "factor of 10"),
     ],
 )
-def test_a_damaged_line_is_told_and_left_out(tmp_path: Path, line: str, complaint: str) -> None:
+def test_a_damaged_line_is_reported_and_skipped(tmp_path: Path, line: str, complaint: str) -> None:
     path = tmp_path / "runs.jsonl"
     path.write_text(f"{finished('a').to_json()}\n{line}\n{finished('b').to_json()}\n")
     known, problems = calibration.load(path)
@@ -64,7 +64,7 @@ def test_training_loops_of_users_do_not_correct_the_estimates_of_launched_engine
         assert known.correction("torchtune", "lora", other) is None
 
 
-def test_a_folder_in_the_stores_place_is_told_not_raised(tmp_path: Path) -> None:
+def test_a_folder_at_the_path_of_the_store_is_reported_without_an_exception(tmp_path: Path) -> None:
     known, problems = calibration.load(tmp_path)
     assert problems == (f"Cannot read {tmp_path}: Is a directory.",)
     assert known.correction("torchtune", "lora", "H100 SXM") is None

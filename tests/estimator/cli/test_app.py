@@ -47,7 +47,7 @@ def modules_after(*words: str) -> set[str]:
     ],
     ids=" ".join,
 )
-def test_no_command_loads_what_it_does_not_need(words: tuple[str, ...]) -> None:
+def test_no_command_imports_modules_that_it_does_not_need(words: tuple[str, ...]) -> None:
     loaded = modules_after(*words)
     assert [name for name in HEAVY if name in loaded] == []
     others = {f"estimator.cli.{name}" for name in COMMANDS if name != words[0]}
@@ -60,7 +60,7 @@ def test_every_option_has_a_help_text(name: str) -> None:
     assert silent == []
 
 
-def test_the_programs_page_has_every_command_and_the_packages_version() -> None:
+def test_finetune_help_lists_every_command_and_version_prints_the_package_version() -> None:
     shown = run("--help").output
     assert all(name in shown for name in COMMANDS)
     assert run("--version").output.startswith("finetune 0.")
@@ -98,7 +98,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
     return errors
 
 
-def test_a_users_mistake_is_two_lines_and_status_2(failing: list[BaseException]) -> None:
+def test_a_user_error_prints_two_lines_and_exits_with_2(failing: list[BaseException]) -> None:
     failing.append(UserError("--gpus 0 must be a whole number above 0.", "Ask for 1 or more."))
     done = run("models")
     assert done.exit_code == 2
@@ -106,7 +106,9 @@ def test_a_users_mistake_is_two_lines_and_status_2(failing: list[BaseException])
     assert done.stdout == ""
 
 
-def test_a_job_that_cannot_fit_gives_status_1_and_a_command_that_fits(failing: list[BaseException]) -> None:
+def test_a_job_that_does_not_fit_exits_with_1_and_suggests_a_command_that_fits(
+    failing: list[BaseException],
+) -> None:
     failing.append(
         CannotFit(
             "llama-70b does not fit.", suggestions=({"resources.gpus": 8}, {"with": "batch"}), here="1x L4"
@@ -119,24 +121,24 @@ def test_a_job_that_cannot_fit_gives_status_1_and_a_command_that_fits(failing: l
     assert "finetune models --no-here" in done.stderr
 
 
-def test_an_interrupt_is_silent(failing: list[BaseException]) -> None:
+def test_an_interrupt_prints_nothing(failing: list[BaseException]) -> None:
     failing.append(KeyboardInterrupt())
     done = run("models")
     assert (done.exit_code, done.output.strip()) == (130, "")
 
 
-def test_a_reader_that_stops_reading_is_no_error() -> None:
+def test_a_closed_pipe_on_standard_output_is_not_an_error() -> None:
     command = f"({shlex.quote(sys.executable)} -m estimator.cli.app models --json; echo status $? >&2)"
     done = subprocess.run(["bash", "-c", f"{command} | true"], capture_output=True, text=True, check=True)
     assert done.stderr.strip() in ("status 0", "status 141")
 
 
-def test_a_programs_own_fault_is_not_hidden(failing: list[BaseException]) -> None:
+def test_an_unexpected_exception_is_not_hidden(failing: list[BaseException]) -> None:
     failing.append(ZeroDivisionError("a bug"))
     assert isinstance(run("models").exception, ZeroDivisionError)
 
 
-def test_a_plan_that_is_wanted_instead_is_shown(failing: list[BaseException]) -> None:
+def test_the_example_plan_of_a_cannot_fit_error_is_printed(failing: list[BaseException]) -> None:
     wanted = make_plan({"model": "llama-8b"}, "kubernetes")
     failing.append(CannotFit("It does not fit here.", example_plan=wanted))
     assert "A100-80GB" in run("models").stderr

@@ -43,7 +43,7 @@ def test_memory_does_not_fall_with_the_micro_batch() -> None:
 def test_impossible_values_are_reported_and_the_others_drawn() -> None:
     done = run("--model", "llama-8b", "--gpus", "8", "--over", "tp", "--values", "1,3")
     assert done.exit_code == 0
-    assert "tp 3: 1 node(s) of 8 GPU(s) are not divisible" in done.stderr
+    assert "tp 3: 8 processes are not divisible" in done.stderr
     assert "tp 1" in done.stdout
 
 

@@ -78,12 +78,12 @@ def renewed(text: str) -> str:
 
 
 @pytest.mark.parametrize("command", [found[1] for found in _EXAMPLE.finditer(PAGE.read_text())])
-def test_an_example_shows_what_the_command_prints(command: str) -> None:
+def test_each_documented_output_is_what_the_command_prints(command: str) -> None:
     shown = next(found[2] for found in _EXAMPLE.finditer(PAGE.read_text()) if found[1] == command)
     assert shown == printed(command), "python tests/estimator/cli/test_docs.py --write"
 
 
-def test_the_table_of_defaults_is_that_of_the_code() -> None:
+def test_the_documented_defaults_of_engines_match_the_code() -> None:
     assert defaults_table() in PAGE.read_text(), "python tests/estimator/cli/test_docs.py --write"
 
 

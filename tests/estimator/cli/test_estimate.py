@@ -14,7 +14,7 @@ from estimator.formatting import format_bytes
 from tests.estimator.cli.estimates import answer, run, setup
 
 
-def test_the_answer_is_the_estimators_own() -> None:
+def test_json_has_the_values_of_the_estimator() -> None:
     found = answer(
         "--model", "llama-8b", "--method", "lora", "--gpus", "8", "--seq-len", "4096", "--gpu", "H100 SXM"
     )
@@ -37,7 +37,7 @@ def test_text_and_json_have_the_same_figures() -> None:
     assert found["price"]["basis"].split(" (")[0] in " ".join(text.split())
 
 
-def test_csv_has_one_row_whose_bytes_add_up() -> None:
+def test_csv_has_one_row_and_its_categories_sum_to_the_total() -> None:
     done = run("--model", "llama-8b", "--csv")
     (row,) = csv.DictReader(io.StringIO(done.stdout))
     figures = ("needs_bytes", "needs_upper_bytes", "shows_bytes", "shows_upper_bytes")
@@ -46,7 +46,7 @@ def test_csv_has_one_row_whose_bytes_add_up() -> None:
     assert sum(parts) == int(row["needs_bytes"])
 
 
-def test_an_instance_type_brings_its_gpus_network_and_price() -> None:
+def test_an_instance_type_sets_gpus_network_and_price() -> None:
     found = answer("--model", "llama-8b", "--instance-type", "p5.48xlarge", "--nodes", "2")
     assert (found["gpu"], found["setup"]["processes_per_node"]) == ("H100 SXM", 8)
     assert "2x p5.48xlarge" in found["price"]["basis"]
@@ -61,7 +61,7 @@ def test_unknown_figures_are_shown_as_unknown() -> None:
     assert found["price"]["usd_per_hour"] is found["speed"]["tokens_per_second"] is None
 
 
-def test_a_table_of_ones_own_is_used(tmp_path: Path) -> None:
+def test_a_hardware_file_of_the_user_defines_a_gpu(tmp_path: Path) -> None:
     table = tmp_path / "mine.csv"
     table.write_text("gpu,vendor,vram_GB\nMyGPU,nvidia,48\n")
     found = answer("--model", "llama-8b", "--gpu", "MyGPU", "--hardware", str(table))
@@ -103,7 +103,7 @@ def test_a_wrong_value_is_named_in_one_clear_line(words: list[str], line: str) -
     assert done.stdout == ""
 
 
-def test_finished_runs_correct_the_estimate_and_are_named(
+def test_finished_runs_correct_the_estimate_and_the_output_names_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(calibration.VARIABLE, str(tmp_path / "runs.jsonl"))
@@ -137,7 +137,7 @@ def test_finished_runs_correct_the_estimate_and_are_named(
 
 
 @pytest.mark.slow
-def test_exact_mode_stands_beside_the_formulas(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exact_mode_is_shown_next_to_the_formulas(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
     monkeypatch.setattr(exact, "estimate", functools.cache(exact.estimate))
     found = answer("--model", "tiny-llama", "--seq-len", "128", "--exact")
@@ -154,10 +154,10 @@ def test_exact_mode_refuses_unsupported_setups_before_torch_is_loaded() -> None:
     assert "Exact mode cannot trace this step" in done.stderr
 
 
-def test_the_layout_and_the_step_are_said_in_words() -> None:
+def test_the_text_describes_the_layout_and_the_step() -> None:
     words = ("--model", "llama-70b", "--gpus", "8", "--nodes", "4", "--tp", "2", "--pp", "2", "--cp", "2")
     text = " ".join(run(*words, "--dp-replicate", "2", "--seq-len", "262144").output.split())
-    assert "32 process(es), 4 node(s) of 8x GPU, fsdp 4, replicas 2, tensor parallel 2" in text
+    assert "32 processes, 4 nodes of 8x GPU, fsdp 4, replicas 2, tensor parallel 2" in text
     assert "context parallel 2, pipeline 2, schedule 1f1b" in text
     assert "longer than the 131,072 tokens that llama-70b supports" in text
 
@@ -191,7 +191,7 @@ def test_the_default_method_is_the_first_that_fits_the_gpu() -> None:
         ("--engine torchtune --optimizer adamw4bit", (True, False, "chunked")),
     ],
 )
-def test_packing_compile_and_liger_are_those_of_plans_unless_given(
+def test_packing_compile_and_liger_default_to_the_choices_of_the_planner(
     words: str, defaults: tuple[bool, bool, str]
 ) -> None:
     found = answer("--model", "llama-8b", "--method", "lora", *words.split())["setup"]
@@ -200,7 +200,7 @@ def test_packing_compile_and_liger_are_those_of_plans_unless_given(
         assert found["precision"] == "fp16-mixed"
 
 
-def test_the_text_names_what_was_decided_by_default() -> None:
+def test_the_text_lists_values_set_by_default() -> None:
     words = ("--model", "llama-8b", "--engine", "fsdp2", "--method", "lora")
     assert "compiled, Liger-Kernel" in " ".join(run(*words).output.split())
     assert "Liger-Kernel" not in run(*words, "--loss", "plain").output

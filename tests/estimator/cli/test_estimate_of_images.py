@@ -23,7 +23,7 @@ def test_smaller_images_need_less_activation_memory() -> None:
     assert kept[0] < kept[1] / 3
 
 
-def test_a_moving_average_and_the_encoders_are_categories() -> None:
+def test_moving_average_and_encoders_are_separate_memory_categories() -> None:
     found = answer("--model", "sdxl", "--ema", "--encoders")
     categories = found["memory"]["categories"]
     assert categories["average of the weights"] == 4 * found["model"]["parameters"]

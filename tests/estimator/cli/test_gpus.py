@@ -28,7 +28,7 @@ APP.command()(gpus)
 def _no_files_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("FINETUNE_HARDWARE", raising=False)
-    hardware.forget()
+    hardware.clear_cache()
 
 
 def run(*words: str) -> Result:
@@ -52,14 +52,14 @@ def refusal(*words: str) -> UserError:
     return result.exception
 
 
-def test_everything_is_shown_without_options() -> None:
+def test_without_options_all_gpus_and_instance_types_are_listed() -> None:
     record = answer()
     assert names(record["gpus"]) == [gpu.name for gpu in hardware.gpus()]
     assert len(record["instances"]) == len(hardware.instances())
     assert record["cluster"] is None
 
 
-def test_24_finds_the_cards_that_are_sold_as_24_gb_and_says_what_they_have() -> None:
+def test_min_vram_24_matches_cards_marketed_as_24_gb_and_shows_their_reported_size() -> None:
     record = answer("--min-vram", "24")
     found = {gpu["name"]: gpu for gpu in record["gpus"]}
     assert {"L4", "A10G", "RTX 4090", "RTX 3090", "H200 SXM"} <= found.keys()
@@ -73,13 +73,13 @@ def test_24_finds_the_cards_that_are_sold_as_24_gb_and_says_what_they_have() -> 
     assert all(item["gpu_count"] > 0 for item in record["instances"])  # a share of a card has less
 
 
-def test_architecture_cloud_and_size_go_together() -> None:
+def test_architecture_cloud_and_size_filters_combine() -> None:
     record = answer("--min-vram", "24", "--arch", "hopper", "--cloud", "aws")
     assert names(record["gpus"]) == ["H200 SXM", "H100 SXM"]
     assert names(record["instances"]) == ["p5en.48xlarge", "p5e.48xlarge", "p5.4xlarge", "p5.48xlarge"]
 
 
-def test_a_name_may_be_the_beginning_of_several() -> None:
+def test_a_gpu_name_prefix_matches_several_gpus() -> None:
     assert names(answer("--gpu", "a100")["gpus"]) == [
         "A100 SXM 80GB",
         "A100 SXM 40GB",
@@ -89,7 +89,7 @@ def test_a_name_may_be_the_beginning_of_several() -> None:
     assert names(answer("--gpu", "Tesla T4")["gpus"]) == ["T4"]
 
 
-def test_a_price_limit_leaves_priced_machines_only_cheapest_first() -> None:
+def test_a_price_limit_keeps_priced_instance_types_sorted_by_price() -> None:
     record = answer("--gpu", "l4", "--max-price", "1")
     prices = [item["on_demand_usd_per_hour"] for item in record["instances"]]
     assert prices == sorted(prices)
@@ -97,7 +97,7 @@ def test_a_price_limit_leaves_priced_machines_only_cheapest_first() -> None:
     assert names(answer("--max-price", "0.6", "--spot")["gpus"]) == ["L4"]
 
 
-def test_a_price_carries_region_date_age_and_source() -> None:
+def test_each_price_has_region_date_age_and_source() -> None:
     (item,) = (item for item in answer("--gpu", "h100")["instances"] if item["name"] == "p5.48xlarge")
     assert item["on_demand_usd_per_hour"] == 55.04
     assert (item["price_region"], item["price_date"]) == ("us-east-1", "2026-07-20")
@@ -108,7 +108,7 @@ def test_a_price_carries_region_date_age_and_source() -> None:
     assert unpriced["price_age_days"] is None
 
 
-def test_the_table_shows_the_same_for_people() -> None:
+def test_the_table_shows_the_values_of_the_json() -> None:
     text = run("--gpu", "l4").stdout
     for words in ("22.0 GiB of 23,034 MiB", f"{(date.today() - date(2026, 7, 20)).days} days", "g6.xlarge"):
         assert words in text
@@ -118,7 +118,7 @@ def test_the_table_shows_the_same_for_people() -> None:
     assert "No GPU matches these options." in run("--min-vram", "5000").stdout
 
 
-def test_unknown_values_are_a_question_mark_and_null() -> None:
+def test_unknown_values_are_question_marks_in_tables_and_null_in_json() -> None:
     assert answer("--gpu", "a5000")["gpus"][0]["bf16_tflops_dense"] is None
     shown = run("--gpu", "a5000", "--no-instances").stdout
     (line,) = (line for line in shown.splitlines() if "A5000" in line)
@@ -139,14 +139,14 @@ def test_impossible_options_give_one_clear_line(words: tuple[str, ...], says: st
     assert says in refusal(*words).problem
 
 
-def test_the_csv_can_be_edited_and_given_back(tmp_path: Path) -> None:
+def test_the_csv_output_can_be_edited_and_passed_to_hardware(tmp_path: Path) -> None:
     file = tmp_path / "mine.csv"
     file.write_text(run("--csv").stdout)
     made, table = hardware.catalogue(file), hardware.catalogue()
     assert (made.gpus, made.instances) == (table.gpus, table.instances)
 
 
-def test_a_file_of_ones_own_is_shown(tmp_path: Path) -> None:
+def test_gpus_of_a_hardware_file_are_listed(tmp_path: Path) -> None:
     file = tmp_path / "mine.csv"
     file.write_text("instance_type,on_demand_usd_h\np5.48xlarge,31.5\n")
     record = answer("--gpu", "h100", "--hardware", str(file))
@@ -155,7 +155,7 @@ def test_a_file_of_ones_own_is_shown(tmp_path: Path) -> None:
     assert "cannot be read" in refusal("--hardware", str(tmp_path / "none.csv")).problem
 
 
-def test_refreshed_prices_are_shown_at_once_and_what_happened_on_stderr(
+def test_refreshed_prices_are_shown_and_each_provider_reports_on_stderr(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     day = date.today() - timedelta(days=2)
@@ -168,13 +168,13 @@ def test_refreshed_prices_are_shown_at_once_and_what_happened_on_stderr(
         "price_source": "API",
     }
     fine = ProviderAnswer(line="1 on-demand prices", machines={"g6.xlarge": cells})
-    off = ProviderAnswer(line="not asked: there are no credentials")
+    off = ProviderAnswer(line="not queried: there are no credentials")
     monkeypatch.setattr(refreshing, "PROVIDERS", (("one", lambda *_: fine), ("two", lambda *_: off)))
     result = run("--gpu", "l4", "--cloud", "aws", "--refresh", "--json")
     assert result.exit_code == 0
     assert result.stderr.splitlines() == [
         "one: 1 on-demand prices",
-        "two: not asked: there are no credentials",
+        "two: not queried: there are no credentials",
     ]
     record = json.loads(result.stdout)
     assert record["refreshed"] == result.stderr.splitlines()
@@ -182,7 +182,9 @@ def test_refreshed_prices_are_shown_at_once_and_what_happened_on_stderr(
     assert (item["on_demand_usd_per_hour"], item["price_age_days"], item["price_source"]) == (0.7, 2, "API")
 
 
-def test_a_clusters_nodes_are_shown_instead_of_the_clouds_machines(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_from_cluster_nodes_are_listed_instead_of_instance_types(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def node(name: str, **labels: str) -> Node:
         resources = {"cpu": 191.45, "memory": 2.0e12, "ephemeral-storage": 9.5e10, "nvidia.com/gpu": 8.0}
         own = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from typer.testing import CliRunner
 
-from estimator.cli.app import COMMANDS, ELSEWHERE, app, load
+from estimator.cli.app import COMMANDS, EXTERNAL_COMMANDS, app, load
 from estimator.cli.common import COMMON
 from estimator.cli.help import HELP_ALL
 from launchers.settings import choices_of, default_of, dotted_names
@@ -23,7 +23,7 @@ def run(*words: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "command", [name for name in COMMANDS if ELSEWHERE.get(name) != "flows.commands.flow_commands"]
+    "command", [name for name in COMMANDS if EXTERNAL_COMMANDS.get(name) != "flows.commands.flow_commands"]
 )
 def test_a_help_page_fits_a_screen(command: str) -> None:
     lines = run(command, "--help").splitlines()
@@ -80,7 +80,7 @@ def test_shared_choices_are_those_of_the_settings() -> None:
         ("estimate --model llama-8b --instance-type p5.48xlarg", "Did you mean p5.48xlarge"),
     ],
 )
-def test_a_misspelled_name_is_answered_with_similar_ones(words: str, advice: str) -> None:
+def test_a_misspelled_name_gets_similar_names_as_suggestions(words: str, advice: str) -> None:
     done = CliRunner().invoke(app, words.split(), prog_name="finetune")
     assert done.exit_code == 2
     assert advice in done.output

@@ -37,18 +37,18 @@ def test_all_models_are_listed_with_the_diffusion_model(capsys: pytest.CaptureFi
     assert listed(capsys) == [*table.names(), "stable-diffusion-xl"]
 
 
-def test_a_part_of_a_name_an_alias_or_an_id_finds_models(capsys: pytest.CaptureFixture[str]) -> None:
+def test_part_of_a_name_alias_or_id_finds_models(capsys: pytest.CaptureFixture[str]) -> None:
     assert listed(capsys, "mixtral-8") == ["mixtral-8x7b", "mixtral-8x22b"]
     assert listed(capsys, "EleutherAI/pythia-70m") == ["pythia-70m"]
     assert listed(capsys, "ministral-8b-2410") == ["mistral-8b"]
 
 
-def test_a_whole_name_finds_that_model_alone(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_exact_name_finds_only_that_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert "phi-4-mini" in listed(capsys, "phi-4-m")
     assert listed(capsys, "phi-4") == ["phi-4"]
 
 
-def test_models_are_chosen_by_family_size_and_experts(capsys: pytest.CaptureFixture[str]) -> None:
+def test_models_can_be_filtered_by_family_size_and_experts(capsys: pytest.CaptureFixture[str]) -> None:
     assert listed(capsys, family="qwen3_moe") == ["qwen3-30b-a3b", "qwen3-235b-a22b"]
     assert listed(capsys, min_params="400B", moe=False) == ["llama-405b"]
     small = as_json(capsys, max_params="500m")
@@ -72,14 +72,14 @@ def test_every_license_has_a_source_and_is_shown(capsys: pytest.CaptureFixture[s
     assert "modified-mit" in capsys.readouterr().out
 
 
-def test_one_model_is_shown_whole_with_its_source(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_single_model_is_shown_with_all_fields_and_its_source(capsys: pytest.CaptureFixture[str]) -> None:
     models("gpt-oss-20b")
     shown = capsys.readouterr().out
     assert "20,914,757,184" in shown
     assert "arXiv:2508.10925" in shown
 
 
-def test_a_directory_is_shown_like_a_model_of_the_table(
+def test_a_model_folder_is_shown_like_a_model_of_the_table(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = config_of(table.find("qwen3-8b")) | {"num_hidden_layers": 2}
@@ -99,7 +99,7 @@ def test_a_directory_is_shown_like_a_model_of_the_table(
         ({"search": None, "min_params": "5T"}, "No model of the table matches"),
     ],
 )
-def test_a_search_without_results_gives_one_line(arguments: dict[str, Any], words: str) -> None:
+def test_a_search_without_results_prints_one_line(arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError) as caught:
         models(**arguments)
     assert words in caught.value.problem

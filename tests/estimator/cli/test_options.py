@@ -79,12 +79,12 @@ CHANGES: dict[str, list[str]] = {
 }
 
 
-def test_every_field_of_a_setup_has_its_option() -> None:
+def test_every_field_of_setup_has_an_option() -> None:
     assert set(CHANGES) == {field.name for field in dataclasses.fields(Setup)}
 
 
 @pytest.mark.parametrize("field", CHANGES)
-def test_an_option_sets_its_field(field: str, tmp_path: Path) -> None:
+def test_each_option_sets_its_field(field: str, tmp_path: Path) -> None:
     words = CHANGES[field] if "--model" in CHANGES[field] else ["--model", "llama-8b", *CHANGES[field]]
     if "TOWER" in words:
         (tmp_path / "config.json").write_text(json.dumps(TOWER))
@@ -97,12 +97,12 @@ def test_an_option_sets_its_field(field: str, tmp_path: Path) -> None:
     ("model", "problem"),
     [("llama-8b", "llama-8b sees no images"), ("gemma-3-4b", "gemma-3-4b's vision tower is unknown")],
 )
-def test_images_without_a_known_tower_are_refused(model: str, problem: str) -> None:
+def test_vision_is_refused_for_a_model_without_a_known_tower(model: str, problem: str) -> None:
     done = run("--model", model, "--vision", "frozen")
     assert done.exit_code != 0
     assert problem in done.output
 
 
-def test_options_of_a_place_have_no_setup_fields_in_them() -> None:
+def test_place_options_and_setup_options_share_no_field() -> None:
     place = {field.name for field in dataclasses.fields(PlaceOptions)}
     assert place & {field.name for field in dataclasses.fields(SetupOptions)} == set()

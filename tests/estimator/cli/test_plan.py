@@ -26,7 +26,7 @@ def no_history(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:  # type: igno
     monkeypatch.setenv("FINETUNE_CALIBRATION", str(tmp_path / "runs.jsonl"))
 
 
-def test_a_model_alone_gets_a_ranked_table_the_best_plan_and_the_rejections() -> None:
+def test_with_only_a_model_the_output_has_ranking_best_plan_and_rejections() -> None:
     result = run("--model llama-70b --global-batch-size 64 --verbose")
     assert result.exit_code == 0
     for words in ("Order: ", "Plan: llama-70b, full", "Why", "Rejected", "% over", "learning rate"):
@@ -34,7 +34,7 @@ def test_a_model_alone_gets_a_ranked_table_the_best_plan_and_the_rejections() ->
     assert max(len(line) for line in result.stdout.splitlines()) <= 80
 
 
-def test_json_holds_plans_that_can_be_read_back_in_order() -> None:
+def test_json_has_all_plans_in_order_and_each_can_be_parsed() -> None:
     answer = json.loads(run("--model llama-8b --method lora --json --top 3").stdout)
     made = [Plan.from_json(json.dumps(plan)) for plan in answer["plans"]]
     assert len(made) == 3
@@ -49,7 +49,7 @@ def test_csv_has_one_row_for_each_plan() -> None:
     assert all(float(row["usd_per_million_tokens"]) > 0 for row in rows)
 
 
-def test_goals_reach_the_planner() -> None:
+def test_goal_options_reach_the_planner() -> None:
     clouds = "--cloud aws --cloud gcp"
     goal = "--global-batch-size 64 --tokens 1B --deadline-hours 3"
     text = f"--model llama-8b --method lora {goal} {clouds} --json"
@@ -69,7 +69,7 @@ def test_goals_reach_the_planner() -> None:
         ("--model llama-70b --gpu L4 --gpus 1 --nodes 1", "% over", 1),
     ],
 )
-def test_a_mistake_has_status_2_and_a_job_that_fits_nowhere_status_1(
+def test_a_user_error_exits_with_2_and_a_job_that_fits_nowhere_with_1(
     text: str, words: str, status: int
 ) -> None:
     result = run(text)
@@ -91,7 +91,7 @@ def test_a_mistake_has_status_2_and_a_job_that_fits_nowhere_status_1(
         "--model llama-8b --tokens 1B --budget-usd 1 --method lora --gpu L40S",
     ],
 )
-def test_the_commands_that_are_offered_work(text: str) -> None:
+def test_suggested_commands_succeed(text: str) -> None:
     result = run(text)
     offered = [line for line in result.stderr.splitlines() if line.startswith("  finetune plan")]
     assert offered
@@ -125,7 +125,7 @@ DOCUMENT = (Path(__file__).parents[3] / "docs" / "planning.md").read_text()
 
 
 @pytest.mark.parametrize("line", re.findall(r"`finetune (plan .*?)`", DOCUMENT))
-def test_the_commands_of_the_document_work(
+def test_commands_of_the_documentation_succeed(
     line: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
@@ -150,7 +150,7 @@ def test_plans_that_cannot_be_launched_name_an_engine_that_can() -> None:
     assert not any(plan["planned_only"] for plan in usual["plans"])
 
 
-def test_a_plan_that_is_several_times_as_fast_for_about_the_price_is_pointed_at() -> None:
+def test_a_note_names_a_much_faster_plan_of_about_the_same_price() -> None:
     answer = json.loads(run("--model llama-8b --method full --json").stdout)
     first, *others = answer["summary"]
     worth = [
@@ -172,7 +172,7 @@ def test_an_option_of_adapters_excludes_full_training_from_method_auto(options: 
     assert row["method"] == method
 
 
-def test_any_gpu_of_the_table_is_planned_for_without_a_machine() -> None:
+def test_a_gpu_that_no_instance_type_has_is_planned_without_price_and_machine() -> None:
     result = run("--model llama-8b --method qlora --gpu rtx-4090 --gpus 2 --json")
     [plan] = json.loads(result.stdout)["plans"]
     assert (plan["request"]["gpu_type"], plan["request"]["gpus_per_node"]) == ("RTX 4090", 2)
@@ -186,7 +186,7 @@ def test_any_gpu_of_the_table_is_planned_for_without_a_machine() -> None:
     assert "Did you mean RTX 4090" in run("--model llama-8b --gpu 'RTX 4080'").stderr
 
 
-def test_the_gpus_of_this_machine_are_planned_for_unless_others_are_named(
+def test_plan_uses_the_local_gpus_unless_an_option_names_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     card = ("NVIDIA GeForce RTX 4090", 24 * 2**30)
@@ -208,7 +208,7 @@ def test_the_gpus_of_this_machine_are_planned_for_unless_others_are_named(
     assert "contradict" in run("--model llama-8b --here --spot").stderr
 
 
-def test_an_ambiguous_gpu_stands_for_all_of_its_kind() -> None:
+def test_an_ambiguous_gpu_name_matches_all_variants() -> None:
     result = run("--model llama-8b --method lora --gpu A100 --top 8 --json")
     assert result.exit_code == 0
     gpus = {row["gpu_type"] for row in json.loads(result.stdout)["summary"]}

@@ -48,7 +48,7 @@ def shown(home: Path, api: Api, *words: str) -> str:
     return done.stderr + done.stdout
 
 
-def test_a_job_too_large_for_the_cluster_gets_one_clear_answer(tmp_path: Path) -> None:
+def test_a_job_too_large_for_the_cluster_is_one_clear_error(tmp_path: Path) -> None:
     with serving_api(Api(nodes=[gke_l4(1)])) as url:
         done = run(tmp_path, url, "--model", "llama-70b", "--method", "full")
     assert done.returncode == 1
@@ -56,7 +56,7 @@ def test_a_job_too_large_for_the_cluster_gets_one_clear_answer(tmp_path: Path) -
     assert "Traceback" not in done.stderr
 
 
-def test_it_ends_with_the_command_that_runs_the_first_plan(tmp_path: Path) -> None:
+def test_the_output_ends_with_the_command_that_runs_the_first_plan(tmp_path: Path) -> None:
     text = shown(
         tmp_path, Api(nodes=[eks_p5(1), eks_p5(2)]), "--model", "llama-8b", "--method", "lora", "--nodes=1"
     )
@@ -66,7 +66,7 @@ def test_it_ends_with_the_command_that_runs_the_first_plan(tmp_path: Path) -> No
         assert words in last
 
 
-def test_an_unlabeled_gpu_is_assumed_as_given_and_reported(tmp_path: Path) -> None:
+def test_an_unlabeled_gpu_is_assumed_to_be_that_of_the_option_and_reported(tmp_path: Path) -> None:
     api = Api(nodes=[bare_metal("plain", {}, gpus="8")])
     words = ("--model", "llama-8b", "--method", "lora")
     with serving_api(api) as url:
@@ -78,7 +78,7 @@ def test_an_unlabeled_gpu_is_assumed_as_given_and_reported(tmp_path: Path) -> No
     assert "--gpu 'H100 SXM'" in text
 
 
-def test_a_machine_without_a_type_is_run_by_its_gpu_and_a_taint_by_its_toleration(tmp_path: Path) -> None:
+def test_the_command_selects_untyped_nodes_by_gpu_and_tolerates_their_taint(tmp_path: Path) -> None:
     own = {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB"}
     fenced = bare_metal("a100", own, gpus="8")
     fenced["spec"]["taints"] = [{"key": "dedicated", "value": "research", "effect": "NoSchedule"}]
@@ -94,7 +94,7 @@ def test_a_machine_without_a_type_is_run_by_its_gpu_and_a_taint_by_its_toleratio
     assert "Price       unknown" in text
 
 
-def test_the_command_keeps_what_the_user_has_asked_for(tmp_path: Path) -> None:
+def test_the_command_keeps_the_options_of_the_user(tmp_path: Path) -> None:
     words = [
         "--model",
         "llama-8b",
@@ -122,7 +122,7 @@ def test_the_command_keeps_what_the_user_has_asked_for(tmp_path: Path) -> None:
     assert chosen.lora.targets == ("q_proj", "v_proj")
 
 
-def test_the_command_says_all_linear_where_the_model_has_other_layers_than_llama(tmp_path: Path) -> None:
+def test_the_command_uses_all_linear_for_models_whose_layer_names_are_not_llamas(tmp_path: Path) -> None:
     words = ["--model", "mixtral-8x7b", "--method", "dora", "--global-batch-size", "16", "--lora-targets"]
     text = shown(tmp_path, Api(nodes=[eks_p5(1)]), *words, "q_proj,k_proj,v_proj,o_proj")
     assert "--lora-targets all-linear" in text
@@ -136,7 +136,7 @@ def test_the_command_keeps_the_task(tmp_path: Path) -> None:
     assert "--task" not in shown(tmp_path, Api(nodes=[eks_p5(1)]), *words)
 
 
-def test_a_plan_that_the_package_can_not_run_says_so_instead(tmp_path: Path) -> None:
+def test_a_plan_that_cannot_be_launched_has_a_comment_instead_of_a_command(tmp_path: Path) -> None:
     text = shown(
         tmp_path, Api(nodes=[eks_p5(1)]), "--model", "llama-8b", "--method", "full", "--engine", "megatron"
     )

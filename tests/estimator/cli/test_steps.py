@@ -11,7 +11,7 @@ from tests.estimator.cli.estimates import setup
 
 @pytest.mark.parametrize("engine", Engine.__args__)  # type: ignore[attr-defined]
 @pytest.mark.parametrize("method", ["full", "lora", "qlora", "dora", "qdora"])
-def test_every_engine_has_defaults_that_make_a_setup(engine: str, method: str) -> None:
+def test_the_defaults_of_every_engine_make_a_valid_setup(engine: str, method: str) -> None:
     defaults = ENGINES[engine].defaults
     assert defaults is not None
     assert defaults.source

@@ -10,7 +10,7 @@ import pytest
 
 import tests
 from estimator import Job, Target, plan
-from estimator.engines.automatic import CHOICES, FLOAT8, PROVEN, decided
+from estimator.engines.automatic import CHOICES, FLOAT8, PROVEN, with_choices
 from estimator.models import find
 from estimator.planning.run_command import run_command
 
@@ -20,7 +20,7 @@ ONE = Target(kind="catalogue", nodes=1, gpus=1, gpu="H100 SXM")
 
 
 def on(job: Job, device: Any = "cuda", precision: Any = "bf16") -> set[str]:
-    made = decided(job, device, precision)
+    made = with_choices(job, device, precision)
     assert all(isinstance(getattr(made, choice), bool) for choice in CHOICES)
     return {choice for choice in CHOICES if getattr(made, choice)}
 
@@ -41,7 +41,7 @@ def on(job: Job, device: Any = "cuda", precision: Any = "bf16") -> set[str]:
         ({"trained_modules": ("lm_head",)}, {"packing", "compile"}),
     ],
 )
-def test_they_are_on_where_engine_and_family_are_tested_and_off_on_cpus(
+def test_accelerations_are_on_for_tested_engines_and_families_and_off_on_cpus(
     fields: dict[str, Any], expected: set[str]
 ) -> None:
     assert on(replace(JOB, **fields)) == expected
@@ -49,13 +49,13 @@ def test_they_are_on_where_engine_and_family_are_tested_and_off_on_cpus(
 
 
 @pytest.mark.parametrize("choice", CHOICES)
-def test_a_given_value_wins_over_the_table(choice: str) -> None:
+def test_a_value_set_by_the_user_overrides_the_automatic_choice(choice: str) -> None:
     assert choice not in on(replace(JOB, **{choice: False}))
     small = replace(JOB, model=find("tiny-llama"), seq_len=128)
     assert choice in on(replace(small, **{choice: True}), "cpu")
 
 
-def test_the_plan_says_what_was_chosen_and_carries_it() -> None:
+def test_the_plan_records_and_explains_automatic_choices() -> None:
     made = plan(JOB, ONE)
     assert (made.packing, made.liger, made.compile) == (True, True, True)
     assert [line for line in made.why if line.startswith("automatic: ")] == [
@@ -70,7 +70,7 @@ def test_the_plan_says_what_was_chosen_and_carries_it() -> None:
 
 
 @pytest.mark.parametrize("engine", ["fsdp2", "deepspeed", "torchtune"])
-def test_gpus_older_than_ampere_do_not_pack_by_default_and_the_plan_says_why(engine: Any) -> None:
+def test_gpus_older_than_ampere_do_not_pack_by_default_and_the_plan_explains_why(engine: Any) -> None:
     job = replace(JOB, model=find("llama-3.2-1b"), engine=engine)
     assert "packing" not in on(job, precision="fp32")
     for gpu in ("V100 SXM2 16GB", "T4"):
@@ -96,7 +96,7 @@ def test_gpus_older_than_ampere_do_not_pack_by_default_and_the_plan_says_why(eng
         ({"compile": False}, "H100 SXM", False),
     ],
 )
-def test_a_plan_offers_float8_where_gpu_and_engine_have_it_and_never_takes_it(
+def test_a_plan_mentions_supported_float8_but_never_enables_it(
     fields: dict[str, Any], gpu: str, offered: bool
 ) -> None:
     job = replace(JOB, **fields)
@@ -104,7 +104,7 @@ def test_a_plan_offers_float8_where_gpu_and_engine_have_it_and_never_takes_it(
     assert (FLOAT8 in made.why) == offered
 
 
-def test_the_command_of_a_plan_repeats_only_what_the_run_would_decide_otherwise() -> None:
+def test_the_command_sets_only_choices_that_the_run_would_decide_differently() -> None:
     assert not any(f"--{choice}" in command_of(JOB) for choice in CHOICES)
     assert command_of(replace(JOB, compile=False, liger=False)).endswith("--no-liger --no-compile")
     assert "--packing" in command_of(replace(JOB, global_batch_size=32)), "its batch would count rows"

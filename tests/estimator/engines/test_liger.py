@@ -36,7 +36,9 @@ EIGHT = Target(kind="catalogue", nodes=1, gpus=8, gpu="H100 SXM")
         ({"method": "lora", "trained_modules": ("lm_head",)}, "the weight of the head"),
     ],
 )
-def test_an_engine_without_the_kernels_gets_a_reason(fields: dict[str, Any], words: str) -> None:
+def test_an_engine_without_liger_kernels_is_rejected_with_a_reason(
+    fields: dict[str, Any], words: str
+) -> None:
     job = replace(JOB, **fields)
     reason = unsupported_job(job)
     assert reason is not None
@@ -44,7 +46,7 @@ def test_an_engine_without_the_kernels_gets_a_reason(fields: dict[str, Any], wor
     assert "liger" not in (unsupported_job(replace(job, liger=False)) or "")
 
 
-def test_they_choose_an_engine_that_has_them_and_are_refused_on_a_cpu() -> None:
+def test_liger_selects_an_engine_that_supports_it_and_is_refused_on_cpus() -> None:
     made = plan(replace(JOB, engine="auto"), EIGHT)
     assert made.engine in ("deepspeed", "fsdp2")
     assert made.planned_only is None
@@ -54,7 +56,7 @@ def test_they_choose_an_engine_that_has_them_and_are_refused_on_a_cpu() -> None:
         plan(small, Target(kind="local", machine=machine))
 
 
-def test_a_plan_with_them_needs_less_by_the_logits_and_what_norms_and_mlps_keep() -> None:
+def test_liger_saves_the_memory_of_logits_and_of_norm_and_mlp_activations() -> None:
     layout = layout_of(seq_len=4096, micro_batch_size=2, sharding="fsdp", processes_per_node=8)
     without, with_them = (setup_of(replace(JOB, liger=on), layout) for on in (False, True))
     assert (with_them.loss, without.loss) == ("fused", "recomputed")
@@ -70,7 +72,7 @@ def test_a_plan_with_them_needs_less_by_the_logits_and_what_norms_and_mlps_keep(
     assert block_bytes(without) - block_bytes(with_them) == saved
 
 
-def test_preferences_with_them_keep_no_logits_and_compute_the_head_again() -> None:
+def test_preference_losses_with_liger_keep_no_logits_and_recompute_the_head() -> None:
     layout = layout_of(seq_len=4096, micro_batch_size=2, sharding="fsdp", processes_per_node=8)
     dpo = replace(JOB, task="dpo", method="lora")
     without, with_them = (setup_of(replace(dpo, liger=on), layout) for on in (False, True))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from estimator import CannotFit, Job, Target, UserError, hardware
-from estimator.engines.support import unsupported_job, unsupported_shards, with_engine
+from estimator.engines.support import unsupported_job, unsupported_shards, with_simplest_engine
 from estimator.job import Machine
 from estimator.models import find, names
 from estimator.planning.planner import plan, plans
@@ -17,10 +17,10 @@ from estimator.setup import LlamaAdapter, Setup
 ANY = Target(kind="catalogue")
 
 
-def test_the_engine_left_open_is_the_first_that_can_train_the_model_that_way() -> None:
+def test_engine_auto_is_the_first_engine_that_supports_model_and_method() -> None:
     for name in names():
         job = Job(model=find(name), engine="auto", seq_len=min(512, find(name).max_seq_len), lora_targets=())
-        chosen = with_engine(job)
+        chosen = with_simplest_engine(job)
         other = replace(job, engine="deepspeed")
         if chosen.engine == "deepspeed":
             assert unsupported_job(replace(job, engine="torchtune")) is not None
@@ -54,14 +54,14 @@ def test_the_engine_left_open_is_the_first_that_can_train_the_model_that_way() -
         ("llama-8b", {"rslora": True}, "torchtune"),  # no adapters, nothing to scale
     ],
 )
-def test_what_is_asked_for_decides_on_the_simplest_engine(
+def test_requested_options_determine_the_simplest_engine(
     model: str, fields: dict[str, Any], engine: str
 ) -> None:
     job = Job(model=find(model), engine="auto", global_batch_size=16, **fields)
-    assert with_engine(job).engine == engine
+    assert with_simplest_engine(job).engine == engine
 
 
-def test_every_family_and_method_is_planned_and_what_no_engine_trains_says_so() -> None:
+def test_every_family_and_method_has_a_plan_with_a_reason_if_no_engine_trains_it() -> None:
     for name in {find(name).family: name for name in names()}.values():
         model = find(name)
         if model.parameters > 100e9 or not model.projections:
@@ -80,41 +80,34 @@ def test_every_family_and_method_is_planned_and_what_no_engine_trains_says_so() 
             assert any("planned only" in line for line in made.why) == (only is not None), name
 
 
-def test_a_family_whose_processes_would_wait_for_each_other_is_planned_only() -> None:
-    model = replace(find("qwen3-0.6b"), family="deepseek_v4")
-    job = Job(model=model, method="lora", engine="auto", global_batch_size=16)
-    only = plan(job, replace(ANY, gpu="H100 SXM", nodes=1, gpus=1))
-    assert any("planned only" in line and "compresses 128 tokens" in line for line in only.why)
-
-
-def test_a_method_left_open_passes_over_those_that_no_engine_has() -> None:
+def test_method_auto_skips_methods_that_no_engine_supports() -> None:
     job = Job(model=find("mixtral-8x7b"), method="auto", engine="auto", global_batch_size=16)
     ranked = plans(job, replace(ANY, gpu="A100 SXM 80GB", nodes=1, gpus=4))
     assert (ranked.best.method, ranked.best.engine) == ("lora", "fsdp2")
 
 
 @pytest.mark.parametrize(("fields", "named"), [({"method": "dora"}, "dora"), ({"rslora": True}, "rslora")])
-def test_torchtune_refuses_the_adapters_that_it_cannot_merge_here(fields: dict[str, Any], named: str) -> None:
+def test_torchtune_refuses_adapters_that_cannot_be_merged(fields: dict[str, Any], named: str) -> None:
     job = Job(model=find("llama-8b"), **({"method": "lora", "engine": "torchtune"} | fields))
     assert named in (unsupported_job(job) or "")
     assert "planned only" in plan(job, ANY).why[-1]
     assert unsupported_job(replace(job, engine="deepspeed")) is None
 
 
-def test_adapters_on_experts_alone_are_refused() -> None:
+def test_adapters_on_experts_only_are_refused() -> None:
     job = Job(model=find("mixtral-8x7b"), method="lora", engine="deepspeed", lora_targets=("up_proj",))
     assert "experts only" in (unsupported_job(job) or "")
     assert unsupported_job(replace(job, lora_targets=("up_proj", "q_proj"))) is None
 
 
-def test_adapters_on_experts_are_fsdp2s_and_not_merged() -> None:
+def test_adapters_on_experts_need_fsdp2_and_are_not_merged() -> None:
     job = Job(model=find("mixtral-8x7b"), method="lora", engine="fsdp2", lora_experts=True)
     assert unsupported_job(job) is None
-    assert with_engine(replace(job, engine="auto")).engine == "fsdp2"
+    assert with_simplest_engine(replace(job, engine="auto")).engine == "fsdp2"
     refused: dict[str, dict[str, Any]] = {
         "ZeRO-3": {"engine": "deepspeed"},
         "torchtune": {"engine": "torchtune", "model": find("llama-8b")},
-        "LoRA's alone": {"method": "dora"},
+        "only LoRA adapters": {"method": "dora"},
         "has no experts": {"model": find("llama-8b")},
         "compile": {"compile": True},
         "task reward": {"task": "reward"},
@@ -139,7 +132,7 @@ def test_adapters_on_experts_are_fsdp2s_and_not_merged() -> None:
         ("mistral-nemo-12b", "adapter-v2", None),
     ],
 )
-def test_llama_adapters_are_for_the_families_that_their_modules_are_made_for(
+def test_llama_adapters_are_refused_for_families_without_modules_for_them(
     engine: Any, model: str, method: Any, named: str | None
 ) -> None:
     clause = unsupported_job(Job(model=find(model), method=method, engine=engine))
@@ -160,7 +153,7 @@ def test_a_bias_that_peft_would_add_twice_is_refused() -> None:
     assert unsupported_job(Job(model=biased, method="adapter-v2", engine="fsdp2")) is None
 
 
-def test_prompts_in_no_block_are_refused_with_what_to_write() -> None:
+def test_a_start_layer_beyond_the_last_block_is_refused_with_valid_values() -> None:
     with pytest.raises(UserError, match=r"adapter-start-layer 32: llama-8b has 32 blocks") as caught:
         Job(model=find("llama-8b"), method="adapter-v2", llama_adapter=LlamaAdapter(start_layer=32))
     assert "--adapter-start-layer 0" in caught.value.advice
@@ -173,7 +166,7 @@ def test_dora_has_a_magnitude_for_each_output() -> None:
     assert magnitudes == setup.model.layers * outputs
 
 
-def test_quantized_weights_are_not_planned_over_processes_that_do_not_divide_them() -> None:
+def test_quantized_weights_are_not_sharded_over_processes_that_do_not_divide_them() -> None:
     job = Job(model=find("llama-8b"), method="qlora", global_batch_size=48)
     reason = unsupported_shards(job.model, 3)
     assert reason is not None
@@ -184,41 +177,39 @@ def test_quantized_weights_are_not_planned_over_processes_that_do_not_divide_the
     assert caught.value.problem == f"{reason}."
 
 
-def test_an_optimizer_in_the_backward_pass_is_torchtunes_and_accumulates_nothing() -> None:
+def test_an_optimizer_in_the_backward_pass_needs_torchtune_without_accumulation() -> None:
     job = Job(model=find("llama-3.2-3b"), optimizer_in_backward=True, global_batch_size=4, seq_len=512)
     best = plan(job, replace(ANY, gpu="A100 SXM 80GB", nodes=1, gpus=1))
     assert (best.engine, best.layout.accumulation, best.planned_only) == ("torchtune", 1, None)
-    with pytest.raises(UserError, match="deepspeed has no such thing"):
+    with pytest.raises(UserError, match="not supported by engine deepspeed"):
         replace(job, engine="deepspeed")
     assert "recipes of lora" in (unsupported_job(replace(job, engine="torchtune", method="lora")) or "")
 
 
-def test_bitsandbytes_optimizers_of_torchtune_stay_in_one_process() -> None:
+def test_torchtune_supports_bitsandbytes_optimizers_in_one_process_only() -> None:
     job = Job(model=find("llama-3.2-3b"), optimizer="paged-adamw8bit", optimizer_in_backward=True)
     assert {each.layout.world_size for each in plans(job, ANY, top=20).plans} == {1}
-    with pytest.raises(UserError, match="FSDP2 divides"):
+    with pytest.raises(UserError, match="sharded by FSDP2"):
         plan(job, replace(ANY, nodes=2, gpus=1))
     after = replace(job, engine="torchtune", optimizer_in_backward=False)
-    assert "goes with optimizer.in_backward" in (unsupported_job(after) or "")
+    assert "needs optimizer.in_backward" in (unsupported_job(after) or "")
 
 
 @pytest.mark.parametrize(
     "choice", [{"fp8": "msamp-o2"}, {"fp8": "te"}, {"fp8": "mxfp8"}, {"optimizer": "adamw4bit"}], ids=str
 )
-def test_a_job_takes_no_recipe_or_optimizer_that_no_engine_has(choice: dict[str, Any]) -> None:
+def test_a_job_refuses_recipes_and_optimizers_that_no_engine_supports(choice: dict[str, Any]) -> None:
     with pytest.raises(UserError, match="is not known"):
         Job(model=find("llama-8b"), **choice)
 
 
-def test_experts_are_not_said_to_be_in_float8() -> None:
+def test_the_float8_reason_excludes_experts() -> None:
     job = Job(model=find("mixtral-8x7b"), engine="fsdp2", fp8="tensorwise")
     assert "experts" in (unsupported_job(job) or "")
 
 
 @pytest.mark.parametrize(("gpu", "recipe"), [("A100 SXM 80GB", "tensorwise"), ("L40S", "rowwise")])
-def test_a_gpu_that_does_not_compute_in_the_recipe_is_refused_before_anything_is_weighed(
-    gpu: str, recipe: str
-) -> None:
+def test_a_gpu_without_the_float8_recipe_is_refused_before_the_search(gpu: str, recipe: str) -> None:
     job = Job(model=find("llama-3.2-1b"), engine="fsdp2", fp8=recipe)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="compute capability"):
         plan(job, replace(ANY, gpu=gpu))
@@ -228,7 +219,7 @@ def test_a_gpu_that_does_not_compute_in_the_recipe_is_refused_before_anything_is
         plan(job, Target(kind="local", machine=machine))
 
 
-def test_machines_that_do_not_compute_in_the_recipe_are_left_out_of_the_ranking() -> None:
+def test_machines_without_the_float8_recipe_are_not_ranked() -> None:
     job = Job(model=find("llama-3.2-1b"), engine="fsdp2", fp8="rowwise")
     found = {each.request.gpu_type for each in plans(job, ANY).plans}
     assert found
@@ -238,19 +229,21 @@ def test_machines_that_do_not_compute_in_the_recipe_are_left_out_of_the_ranking(
 @pytest.mark.parametrize(
     ("engine", "optimizer", "named"),
     [
-        ("torchtune", "muon", "AdamW or SGD"),
-        ("deepspeed", "muon", "whole matrices"),
-        ("deepspeed", "adafactor", "whole matrices"),
+        ("torchtune", "muon", "AdamW and SGD"),
+        ("deepspeed", "muon", "complete matrices"),
+        ("deepspeed", "adafactor", "complete matrices"),
         ("fsdp2", "paged-adamw", "bitsandbytes"),
-        ("fsdp2", "adafactor", "in place"),
+        ("fsdp2", "adafactor", "in-place norms"),
     ],
 )
-def test_what_an_engine_cannot_step_is_refused(engine: str, optimizer: str, named: str) -> None:
+def test_an_optimizer_that_the_engine_does_not_support_is_refused(
+    engine: str, optimizer: str, named: str
+) -> None:
     job = Job(model=find("llama-8b"), engine=engine, optimizer=optimizer)  # type: ignore[arg-type]
     assert named in (unsupported_job(job, 2) or "")
 
 
-def test_one_process_may_step_in_bf16_what_several_cannot() -> None:
+def test_adafactor_with_fsdp2_needs_pure_bf16() -> None:
     job = Job(model=find("llama-8b"), engine="fsdp2", optimizer="adafactor")
     assert "fp32 copies" in (unsupported_job(job) or "")
     assert unsupported_job(replace(job, precision="bf16")) is None
@@ -263,13 +256,13 @@ def suggestions(job: Job, target: Target) -> list[dict[str, Any]]:
     return list(raised.value.suggestions)
 
 
-def test_full_training_that_fits_on_several_gpus_only_is_told_so_without_one_process_s_optimizers() -> None:
+def test_suggestions_for_several_gpus_exclude_optimizers_of_a_single_process() -> None:
     job = Job(model=find("llama-8b"), engine="torchtune", global_batch_size=8, seq_len=512)
     for changes in suggestions(job, replace(ANY, gpu="L4", nodes=2, gpus=1)):
         assert "optimizer.in_backward" not in changes
 
 
-def test_full_training_that_does_not_fit_is_told_of_states_in_8_bits() -> None:
+def test_full_training_that_does_not_fit_gets_8_bit_states_suggested() -> None:
     job = Job(model=find("llama-3.2-3b"), engine="torchtune", global_batch_size=8, seq_len=512)
     one = replace(ANY, gpu="L4", nodes=1, gpus=1)
     assert {"optimizer.name": "adamw8bit", "engine": "fsdp2", "precision": "bf16"} in suggestions(job, one)
@@ -277,7 +270,7 @@ def test_full_training_that_does_not_fit_is_told_of_states_in_8_bits() -> None:
     assert plan(chosen, one).planned_only is None
 
 
-def test_full_training_that_fits_in_the_backward_pass_alone_is_told_so() -> None:
+def test_full_training_that_needs_an_optimizer_in_the_backward_pass_gets_it_suggested() -> None:
     job = Job(model=find("llama-8b"), engine="torchtune", global_batch_size=8, seq_len=512)
     one = replace(ANY, gpu="L4", nodes=1, gpus=1)
     (chosen,) = (changes for changes in suggestions(job, one) if "optimizer.in_backward" in changes)

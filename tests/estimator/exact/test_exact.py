@@ -10,6 +10,7 @@ from estimator import memory
 from estimator.exact import ExactEstimate, estimate_many
 from estimator.setup import Setup
 from tests.estimator.exact.shapes import (
+    DEEPSEEK_V4,
     DEEPSPEED,
     GEMMA4,
     GEMMA4_MOE,
@@ -89,7 +90,15 @@ GRID: dict[str, Setup] = {
     "transformers, mistral4": replace(TRANSFORMERS, model=MISTRAL4),
     "transformers, glm4": replace(TRANSFORMERS, model=GLM4),
     "transformers, glm 5": replace(TRANSFORMERS, model=GLM_5),
+    "transformers, deepseek v4": replace(TRANSFORMERS, model=DEEPSEEK_V4),
+    "transformers, deepseek v4, checkpointing": replace(TRANSFORMERS, model=DEEPSEEK_V4, **AC),
+    "deepspeed, zero 2, deepseek v4, lora": replace(
+        DEEPSPEED, model=DEEPSEEK_V4, **zero(2, 8), **LORA, lora_targets=DEEPSEEK_V4.all_linear
+    ),
     "deepspeed, zero 2, qwen3.5": replace(DEEPSPEED, model=QWEN3_5, **zero(2, 8)),
+    "deepspeed, zero 2, lora, lfm2": replace(
+        DEEPSPEED, model=LFM2, **zero(2, 8), **LORA | {"lora_targets": LFM2.all_linear}
+    ),
     "transformers, lora": replace(TRANSFORMERS, **LORA),
     "transformers, lora, checkpointing": replace(TRANSFORMERS, **LORA, **AC),
     "deepspeed, zero 1": replace(DEEPSPEED, **zero(1, 8)),

@@ -20,7 +20,7 @@ from tests.estimator.exact.shapes import LLAMA, MIXTRAL, QWEN2, TORCHTUNE, TRANS
 
 
 @pytest.mark.slow
-def test_an_estimate_comes_back_from_a_process_of_its_own() -> None:
+def test_an_estimate_is_traced_in_a_child_process() -> None:
     found = exact.estimate(TORCHTUNE)
     assert found.parameters == LLAMA.parameters
     assert found.peak_bytes == sum(found.categories.values()) == max(m.total_bytes for m in found.moments)
@@ -28,7 +28,7 @@ def test_an_estimate_comes_back_from_a_process_of_its_own() -> None:
     assert found.seconds > 0
 
 
-def test_a_setup_survives_the_way_to_the_tracing_process() -> None:
+def test_a_setup_is_restored_unchanged_in_the_tracing_process() -> None:
     setup = replace(TORCHTUNE, lora_targets=("q_proj", "v_proj"), method="lora", model=find("gpt-oss-20b"))
     setup = replace(setup, answers=Answers(length=64), llama_adapter=LlamaAdapter(start_layer=0))
     assert process.setup_from(json.loads(json.dumps(asdict(setup)))) == setup
@@ -41,7 +41,7 @@ def test_missing_torch_gives_one_line_with_the_command_to_install_it(monkeypatch
     assert caught.value.problem == "exact mode needs torch: pip install 'metaflow-finetune[train]'"
 
 
-def test_a_trace_over_its_time_is_ended_with_all_that_it_started(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trace_over_its_time_limit_is_killed_with_its_descendants(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
     started: list[subprocess.Popen[str]] = []
 
@@ -70,7 +70,7 @@ ANSWER = """print('{"problem": "Too wide.", "advice": "Ask for less."}')"""
         (ANSWER, "Too wide."),
     ],
 )
-def test_a_process_that_dies_or_refuses_gives_one_line(
+def test_a_failed_tracing_process_is_a_one_line_error(
     monkeypatch: pytest.MonkeyPatch, code: str, problem: str
 ) -> None:
     pytest.importorskip("torch")
@@ -81,7 +81,7 @@ def test_a_process_that_dies_or_refuses_gives_one_line(
 
 
 @pytest.mark.slow
-def test_a_models_own_error_message_is_passed_on() -> None:
+def test_the_error_message_of_a_model_is_shown() -> None:
     setup = replace(TRANSFORMERS, model=find("qwen-1.8b"))
     with pytest.raises(UserError, match=r"transformers has no qwen model of the shape of qwen-1\.8b"):
         exact.estimate(setup)
@@ -102,7 +102,7 @@ def test_a_models_own_error_message_is_passed_on() -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_cannot_be_traced_is_refused_with_the_reason_before_anything_starts(
+def test_an_untraceable_setup_is_refused_with_a_reason_before_a_process_starts(
     setup: Setup, reason: str
 ) -> None:
     assert reason in (untraceable(setup) or "")

@@ -29,7 +29,7 @@ print(get_quantizer_mode(None))
 
 
 @pytest.mark.slow
-def test_a_rank_imports_no_dataset_loader_and_torchtune_still_has_it(tmp_path: object) -> None:
+def test_a_rank_imports_datasets_only_when_torchtune_calls_its_functions(tmp_path: object) -> None:
     require_torchtune()
     done = subprocess.run(
         [sys.executable, "-c", CODE, str(tmp_path)], capture_output=True, text=True, timeout=240, check=False

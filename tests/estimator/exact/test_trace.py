@@ -70,7 +70,7 @@ def test_fake_tensors_count_the_same_bytes_as_real_ones(
     assert traced.__wrapped__(setup).moments == fake.moments
 
 
-def test_pure_bf16_training_holds_8_bytes_a_parameter_and_a_step_count_for_each_tensor() -> None:
+def test_pure_bf16_training_takes_8_bytes_per_parameter_and_a_step_count_per_tensor() -> None:
     found = traced(TORCHTUNE)
     states, tensors = dict(found.states), 9 * LLAMA.layers + 3
     assert found.parameters == found.trainable_parameters == LLAMA.parameters
@@ -78,7 +78,7 @@ def test_pure_bf16_training_holds_8_bytes_a_parameter_and_a_step_count_for_each_
     assert states["optimizer"] == 4 * LLAMA.parameters + 4 * tensors
 
 
-def test_adapters_alone_have_gradients_and_states() -> None:
+def test_only_adapters_have_gradients_and_optimizer_states() -> None:
     found = traced(replace(TORCHTUNE, method="lora"))
     states, adapters = dict(found.states), LLAMA.lora_parameters(8, TORCHTUNE.lora_targets)
     assert found.trainable_parameters == adapters
@@ -96,14 +96,14 @@ def test_4_bit_weights_take_half_a_byte_and_their_scales() -> None:
 
 
 @pytest.mark.parametrize("processes", [2, 8, 128])
-def test_shards_of_fsdp_add_up_to_the_whole(processes: int) -> None:
+def test_fsdp_shards_sum_to_the_complete_states(processes: int) -> None:
     whole = dict(traced(TORCHTUNE).states)
     parts = dict(traced(replace(TORCHTUNE, **fsdp(processes))).states)
     for name in ("weights", "gradients"):
         assert parts[name] * processes == whole[name]
 
 
-def test_zero_states_are_computed_and_say_so() -> None:
+def test_zero_states_are_computed_and_marked_as_computed() -> None:
     found = traced(replace(DEEPSPEED, **zero(3, 8)))
     assert sum(dict(found.states)[name] for name in found.from_formula if name in dict(found.states)) == (
         16 * LLAMA.parameters // 8
@@ -111,7 +111,7 @@ def test_zero_states_are_computed_and_say_so() -> None:
 
 
 @pytest.mark.slow
-def test_every_further_block_adds_the_same_bytes_at_every_moment() -> None:
+def test_each_additional_block_adds_the_same_bytes_in_every_phase() -> None:
     for setup in (TORCHTUNE, replace(TORCHTITAN, checkpointing="full", **fsdp(8))):
         found = [traced(replace(setup, model=replace(LLAMA, layers=layers))) for layers in (6, 7, 8)]
         for one, two, three in zip(*(each.moments for each in found), strict=True):
@@ -123,15 +123,15 @@ H, Q, KV, F = LLAMA.hidden, LLAMA.q_dim, LLAMA.kv_dim, LLAMA.ffn
 LSE, ROOTS = 4 * LLAMA.heads, 2 * 4  # fp32: of the softmax's rows, of the two norms
 
 
-def test_a_block_of_torchtitan_keeps_8h_8q_and_8f_as_its_norms_are_fused() -> None:
+def test_a_torchtitan_block_with_fused_norms_saves_8h_8q_and_8f() -> None:
     assert kept(replace(TORCHTITAN, precision="bf16")) == 8 * H + 8 * Q + 8 * F + LSE + ROOTS
 
 
-def test_a_compiled_block_keeps_8h_8q_and_6f() -> None:
+def test_a_compiled_block_saves_8h_8q_and_6f() -> None:
     assert kept(replace(TORCHTUNE, compile=True)) == 8 * H + 8 * Q + 6 * F + LSE + ROOTS
 
 
-def test_a_compiled_loss_keeps_no_fp32_copies_of_the_chunks() -> None:
+def test_a_compiled_loss_saves_no_fp32_copies_of_the_chunks() -> None:
     eager, compiled = (moment(traced(replace(TORCHTUNE, compile=flag)), "loss") for flag in (False, True))
     logits = TORCHTUNE.tokens * LLAMA.vocab
     assert eager["logits and loss"] > 6 * logits
@@ -140,12 +140,12 @@ def test_a_compiled_loss_keeps_no_fp32_copies_of_the_chunks() -> None:
 
 @pytest.mark.slow
 @pytest.mark.nightly
-def test_compiling_changes_no_state() -> None:
+def test_compilation_does_not_change_the_states() -> None:
     for setup in (TORCHTUNE, replace(TORCHTUNE, method="lora", **fsdp(8))):
         assert traced(replace(setup, compile=True)).states == traced(setup).states
 
 
-def test_weights_stay_gathered_where_only_gradients_and_optimizer_are_sharded() -> None:
+def test_weights_are_not_sharded_if_only_gradients_and_optimizer_are() -> None:
     gathered, freed = (
         moment(traced(replace(TORCHTITAN, sharding=sharding, shard=8)), "loss")["communication buffers"]
         for sharding in ("shard_grad_op", "fsdp")
@@ -153,21 +153,21 @@ def test_weights_stay_gathered_where_only_gradients_and_optimizer_are_sharded() 
     assert gathered - freed == 2 * (LLAMA.layers - 1) * LLAMA.layer_parameters  # the last stays anyway
 
 
-def test_a_checkpointed_block_keeps_its_input() -> None:
+def test_a_checkpointed_block_saves_only_its_input() -> None:
     assert kept(replace(TORCHTUNE, checkpointing="full")) == 2 * H
 
 
-def test_frozen_norms_keep_less_and_adapters_their_narrow_sides() -> None:
+def test_frozen_norms_save_less_and_adapters_save_their_low_rank_results() -> None:
     assert kept(replace(TORCHTUNE, method="lora")) == 12 * H + 8 * Q + 8 * F + LSE + ROOTS + 7 * 2 * 8
 
 
-def test_each_token_keeps_what_two_experts_compute_of_it() -> None:
+def test_each_token_saves_the_activations_of_its_two_experts() -> None:
     setup = replace(TRANSFORMERS, model=MIXTRAL)
     router = kept(setup) - (16 * H + 4 * Q + 4 * KV + LSE + ROOTS) - 2 * (4 * H + 8 * MIXTRAL.ffn)
     assert 4 * MIXTRAL.experts <= router < 200
 
 
-def test_gradients_of_earlier_passes_are_held_through_the_forward_pass() -> None:
+def test_gradients_of_earlier_micro_batches_are_live_during_the_forward_pass() -> None:
     once, twice = traced(TORCHTUNE), traced(replace(TORCHTUNE, accumulation=4))
     assert "gradients" not in moment(once, "forward")
     assert moment(twice, "forward")["gradients"] == 2 * LLAMA.parameters
@@ -177,21 +177,21 @@ def test_an_optimizer_in_the_backward_pass_leaves_no_gradients() -> None:
     assert "gradients" not in dict(traced(replace(TORCHTUNE, optimizer_in_backward=True)).states)
 
 
-def test_the_plain_loss_holds_12_bytes_a_logit_and_the_chunked_one_less() -> None:
+def test_the_plain_loss_takes_12_bytes_per_logit_and_the_chunked_one_less() -> None:
     logits = TORCHTUNE.tokens * LLAMA.vocab
     plain = traced(replace(TORCHTUNE, loss="plain")).categories["logits and loss"]
     assert plain == pytest.approx(12 * logits, rel=0.001)
     assert traced(TORCHTUNE).categories["logits and loss"] < 7 * logits
 
 
-def test_tensor_parallel_halves_what_it_splits() -> None:
+def test_tensor_parallelism_of_2_halves_split_weights_and_activations() -> None:
     alone, split = traced(TORCHTUNE), traced(replace(TORCHTUNE, tensor=2, sequence_parallel=False))
     norms = 2 * LLAMA.hidden * (2 * LLAMA.layers + 1)
     assert 2 * (dict(split.states)["weights"] - norms) == dict(alone.states)["weights"] - norms
     assert kept(replace(TORCHTUNE, tensor=2)) == 20 * H + (8 * Q + 8 * F + LSE) / 2 + ROOTS
 
 
-def test_states_of_an_optimizer_that_needs_a_gpu_come_from_the_formulas_and_say_so() -> None:
+def test_states_of_gpu_only_optimizers_are_computed_and_marked_as_computed() -> None:
     found = traced(replace(TORCHTUNE, optimizer="adamw8bit"))
     assert found.from_formula == ("optimizer",)
     assert 2 * LLAMA.parameters < dict(found.states)["optimizer"] < 2.1 * LLAMA.parameters

@@ -27,7 +27,7 @@ def _nothing_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("GPUHUNT_CATALOG_URL", CLOSED)
-    hardware.forget()
+    hardware.clear_cache()
 
 
 @pytest.fixture

@@ -39,7 +39,7 @@ def _place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         inventory, "fetch", lambda context, _: inventory.ClusterState(context=context or "current", nodes=())
     )
-    hardware.forget()
+    hardware.clear_cache()
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -54,13 +54,13 @@ def test_every_command_of_the_page_runs(command: str, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("text", blocks("csv"))
-def test_every_table_of_the_page_is_read(text: str, tmp_path: Path) -> None:
+def test_every_csv_table_of_the_documentation_is_valid(text: str, tmp_path: Path) -> None:
     file = tmp_path / "example.csv"
     file.write_text(text)
     assert hardware.catalogue(file) != hardware.catalogue()
 
 
-def test_the_pages_message_is_that_of_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_documented_error_message_is_that_of_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
     Path("my.csv").write_text("gpu,vram_GB\nH100 SXM,80000\n")
     with pytest.raises(UserError) as caught:
         hardware.catalogue(Path("my.csv"))

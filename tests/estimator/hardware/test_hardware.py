@@ -24,7 +24,7 @@ from estimator.plan import GIB, MIB
         ("NVIDIA A10", "A10"),
     ],
 )
-def test_the_drivers_product_names_are_found(nvml: str, name: str) -> None:
+def test_driver_product_names_match_their_gpu(nvml: str, name: str) -> None:
     found = hardware.find_gpu_by_nvml_name(nvml)
     assert found.name == name
     assert hardware.gpu(nvml) is found
@@ -42,11 +42,11 @@ def test_the_drivers_product_names_are_found(nvml: str, name: str) -> None:
         ("nvidia-h100-mega-80gb", "H100 SXM"),
     ],
 )
-def test_what_people_and_clouds_call_a_gpu_is_found(typed: str, name: str) -> None:
+def test_common_and_cloud_names_match_their_gpu(typed: str, name: str) -> None:
     assert hardware.gpu(typed).name == name
 
 
-def test_a_name_that_fits_several_gpus_offers_them() -> None:
+def test_an_ambiguous_name_lists_the_matching_gpus() -> None:
     with pytest.raises(UserError, match="A100 SXM 80GB"):
         hardware.gpu("A100")
     with pytest.raises(UserError, match="'rtx6000' matches 3 GPUs"):
@@ -65,11 +65,11 @@ def test_a_name_that_fits_several_gpus_offers_them() -> None:
         ("NVIDIA H200", {"H200 SXM"}),  # the driver's name of one of them
     ],
 )
-def test_a_short_name_stands_for_all_of_its_kind_and_a_drivers_for_one(typed: str, names: set[str]) -> None:
+def test_a_short_name_matches_all_variants_and_a_driver_name_only_one(typed: str, names: set[str]) -> None:
     assert {gpu.name for gpu in hardware.gpus_called(typed)} == names
 
 
-def test_every_gpu_is_called_by_its_own_name_and_by_what_drivers_call_it() -> None:
+def test_every_gpu_is_found_by_its_name_and_its_driver_names() -> None:
     for gpu in hardware.gpus():
         assert hardware.gpus_called(gpu.name) == (gpu,)
         for alias in gpu.aliases:
@@ -87,14 +87,14 @@ def test_gpu_facts_are_in_range_and_sourced() -> None:
             assert 1 < rate <= 5000, (gpu.name, dtype)
 
 
-def test_sizes_are_what_drivers_report_and_not_the_label() -> None:
+def test_gpu_memory_is_the_reported_size_not_the_marketed_one() -> None:
     for name, mib in {"T4": 15360, "RTX 4090": 24564, "RTX A6000": 49140, "L4": 23034, "L40S": 46068}.items():
         assert hardware.gpu(name).vram_bytes == mib * MIB, name
     unreported = hardware.gpu("A40")
     assert (unreported.vram_bytes, unreported.vram_reported) == (48 * 10**9, False)
 
 
-def test_a_process_gets_what_cuda_offers_which_is_less_than_the_driver_reports() -> None:
+def test_usable_memory_is_below_the_size_reported_by_the_driver() -> None:
     for name, gib in {"T4": 14.75, "RTX 4090": 23.52, "A100 SXM 80GB": 79.25, "L4": 22.05}.items():
         gpu = hardware.gpu(name)
         assert gpu.usable_bytes == pytest.approx(gib * GIB, abs=1), name
@@ -104,7 +104,7 @@ def test_a_process_gets_what_cuda_offers_which_is_less_than_the_driver_reports()
     assert hardware.gpu("RTX A6000").usable_bytes == 49140 * MIB  # no log says what CUDA offers
 
 
-def test_a_measured_product_is_about_what_the_peak_allows() -> None:
+def test_measured_matrix_products_are_plausible_shares_of_the_peak() -> None:
     known = [gpu for gpu in hardware.gpus() if gpu.measured_tflops is not None]
     assert len(known) >= 25
     for gpu in known:
@@ -128,7 +128,7 @@ def test_machine_facts_are_in_range_and_sourced() -> None:
             assert item.spot_usd_per_hour < (item.usd_per_hour or 0), item.name
 
 
-def test_prices_older_than_sixty_days_are_told_once_by_the_oldest() -> None:
+def test_prices_older_than_60_days_give_one_warning_with_the_oldest_date() -> None:
     names = ["p5.48xlarge", "a2-highgpu-1g", "p5.48xlarge"]
     assert hardware.old_prices(names, date(2026, 9, 18)) == ""
     assert hardware.old_prices(names, date(2026, 9, 19)) == (
@@ -138,7 +138,7 @@ def test_prices_older_than_sixty_days_are_told_once_by_the_oldest() -> None:
     assert hardware.old_prices(["", "rack-7", "p5e.48xlarge", "gpu_1x_a6000"], date(2030, 1, 1)) == ""
 
 
-def test_an_architecture_is_found_by_its_beginning_and_a_cloud_in_any_case() -> None:
+def test_architectures_match_by_prefix_and_clouds_ignore_case() -> None:
     made = hardware.catalogue()
     assert made.architecture("ada") == ("Ada Lovelace",)
     assert made.architecture("BLACKWELL") == ("Blackwell", "Blackwell Ultra")
@@ -149,7 +149,7 @@ def test_an_architecture_is_found_by_its_beginning_and_a_cloud_in_any_case() -> 
         made.cloud("aswa")
 
 
-def test_a_wish_is_for_more_than_no_memory_and_no_less_than_no_price() -> None:
+def test_filters_refuse_memory_of_0_and_negative_prices() -> None:
     assert Filters(max_usd_per_hour=0.0).of_machines
     for impossible in ({"max_usd_per_hour": -0.01}, {"max_usd_per_hour": math.nan}, {"min_vram": 0.0}):
         with pytest.raises(UserError):

@@ -36,7 +36,7 @@ def fake_nvml(names: list[str]) -> Any:
 @pytest.mark.parametrize(
     ("visible", "names"), [(None, ["NVIDIA L4", "Tesla T4"]), ("1,0", ["Tesla T4", "NVIDIA L4"])]
 )
-def test_gpus_are_those_that_cuda_would_see(
+def test_local_gpus_follow_cuda_visible_devices(
     monkeypatch: pytest.MonkeyPatch, visible: str | None, names: list[str]
 ) -> None:
     monkeypatch.setattr(local_machine, "_has_driver_library", lambda: True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from estimator.hardware.visible_gpus import visible_gpus, whole_gpus
+from estimator.hardware.visible_gpus import complete_gpus, visible_gpus
 
 UUIDS = ("GPU-aa11", "GPU-ab22", "GPU-cc33")
 
@@ -25,9 +25,11 @@ UUIDS = ("GPU-aa11", "GPU-ab22", "GPU-cc33")
         ("0,MIG-77,1", [0, "MIG-77", 1]),
     ],
 )
-def test_the_first_name_that_means_no_gpu_ends_the_list(chosen: str | None, visible: list[int | str]) -> None:
+def test_the_first_unknown_entry_ends_the_list_of_visible_gpus(
+    chosen: str | None, visible: list[int | str]
+) -> None:
     assert visible_gpus(chosen, UUIDS) == visible
 
 
-def test_a_slice_ends_the_whole_gpus() -> None:
-    assert (whole_gpus("0,MIG-77,1", UUIDS), whole_gpus(None, UUIDS)) == ([0], [0, 1, 2])
+def test_complete_gpus_end_at_the_first_mig_slice() -> None:
+    assert (complete_gpus("0,MIG-77,1", UUIDS), complete_gpus(None, UUIDS)) == ([0], [0, 1, 2])

@@ -43,7 +43,7 @@ def h100() -> Plan:
     return plan_of(gpu="H100 SXM", gpus=8, nodes=1)
 
 
-def test_a_copy_of_the_model_draws_on_each_gpu_of_the_training(h100: Plan) -> None:
+def test_each_training_gpu_generates_with_one_copy_of_the_model(h100: Plan) -> None:
     generate = stage(planned(h100), "generate")
     assert (generate.nodes, generate.request.gpus_per_node) == (8, 1)
     assert generate.request.memory_mib * 8 < 2048 * 1024, "of the eight copies that a node holds"
@@ -53,7 +53,7 @@ def test_a_copy_of_the_model_draws_on_each_gpu_of_the_training(h100: Plan) -> No
     assert stage(planned(h100, replace(SAMPLING, nodes=3)), "generate").nodes == 3
 
 
-def test_gpus_that_share_attention_heads_are_as_many_as_divide_them() -> None:
+def test_a_copy_uses_a_number_of_gpus_that_divides_the_attention_heads() -> None:
     plan = plan_of("llama-70b", gpu="H100 SXM", gpus=8)  # 64 heads, 8 of keys and values
     for answers, blocks_shared, heads_shared in ((8, 3, 4), (40, 5, 8)):
         sampling = replace(SAMPLING, answers=answers, prompt_tokens=4096, new_tokens=4096)
@@ -62,7 +62,7 @@ def test_gpus_that_share_attention_heads_are_as_many_as_divide_them() -> None:
             assert stage(planned(plan, own, "llama-70b"), "generate").request.gpus_per_node == gpus
 
 
-def test_the_batch_fits_into_the_gpus_memory_and_one_more_prompt_is_too_many_or_no_gain() -> None:
+def test_the_batch_is_the_largest_that_fits_or_still_adds_throughput() -> None:
     plan = planned(plan_of(gpu="L4", gpus=1, nodes=1))
     capacity, generation = plan.prediction.memory.capacity_bytes, plan.generation
     assert capacity is not None
@@ -74,7 +74,7 @@ def test_the_batch_fits_into_the_gpus_memory_and_one_more_prompt_is_too_many_or_
         assert (sum(generation_bytes(LLAMA, batch).values()) <= capacity) is fits
 
 
-def test_hours_and_price_are_those_of_the_node_with_most_batches(h100: Plan) -> None:
+def test_hours_and_price_are_those_of_the_node_with_the_most_batches(h100: Plan) -> None:
     plan = planned(h100)
     generate = stage(plan, "generate")
     sequences = plan.generation.batch_tokens // (512 + 256)
@@ -105,7 +105,7 @@ def test_a_function_scores_without_gpus_and_its_time_is_unknown(h100: Plan) -> N
     assert usd[0] == pytest.approx(80.0 + sum(each.usd[0] for each in rest if each.usd))
 
 
-def test_a_reward_model_scores_on_the_gpus_that_hold_it(h100: Plan) -> None:
+def test_a_reward_model_gets_the_gpus_that_hold_it(h100: Plan) -> None:
     sampling = replace(SAMPLING, by_function=False, reward_model=find("llama-70b"))
     score = stage(planned(h100, sampling), "score")
     assert score.request.gpus_per_node == 2
@@ -128,19 +128,19 @@ def test_unknown_values_stay_unknown(h100: Plan) -> None:
     assert drawn.request.gpus_per_node == 2, "94 GB of weights"
 
 
-def test_one_prompts_answers_that_do_not_fit_are_tried_and_said(h100: Plan) -> None:
+def test_answers_of_one_prompt_that_do_not_fit_are_reported_and_tried_one_by_one(h100: Plan) -> None:
     long = replace(SAMPLING, answers=512, prompt_tokens=2048, new_tokens=2048)
     plan = planned(plan_of(gpu="L4", gpus=1, nodes=1), long)
     assert plan.generation.fits is False
     assert plan.generation.batch_tokens == 512 * 4096
 
 
-def test_a_plan_with_generation_comes_back_from_json(h100: Plan) -> None:
+def test_a_plan_with_generation_survives_json(h100: Plan) -> None:
     plan = planned(h100)
     assert Plan.from_json(plan.to_json()) == plan
 
 
-def test_on_this_machine_one_process_draws() -> None:
+def test_on_a_local_machine_one_process_generates() -> None:
     job = Job(model=find("tiny-llama"), method="full", engine="fsdp2", seq_len=256, global_batch_size=16)
     machine = Machine(cpu_cores=8, ram_bytes=32 * GIB, disk_free_bytes=100 * GIB)
     plan = planner.plan(job, Target(kind="local", device="cpu", machine=machine))

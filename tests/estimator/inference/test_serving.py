@@ -22,7 +22,7 @@ def plan(name: str, gib: float, gpus: int = 8, *, context: int | None = None, re
     )
 
 
-def test_the_fewest_gpus_that_hold_weights_and_cache_are_taken() -> None:
+def test_serving_uses_the_fewest_gpus_that_hold_weights_and_cache() -> None:
     assert plan("llama-8b", 40).gpus == 1
     assert plan("llama-8b", 20).gpus == 2
     large = plan("llama-70b", 73)
@@ -34,7 +34,7 @@ def test_the_fewest_gpus_that_hold_weights_and_cache_are_taken() -> None:
     assert large.needed_bytes <= large.capacity_bytes
 
 
-def test_only_numbers_of_gpus_that_divide_the_heads_are_taken() -> None:
+def test_serving_uses_only_gpu_counts_that_divide_the_heads() -> None:
     counts = {plan("llama-8b", gib).gpus for gib in (12, 14, 16, 20, 30, 40)}
     assert counts <= {1, 2, 4, 8}
 

@@ -99,7 +99,7 @@ def step(spec: ModelSpec, **changes: Any) -> Setup:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_block_of_transformers_keeps_what_the_formula_says(family: str) -> None:
+def test_a_transformers_block_saves_the_bytes_of_the_formula(family: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model, spec = model_of(family)
@@ -109,7 +109,7 @@ def test_a_block_of_transformers_keeps_what_the_formula_says(family: str) -> Non
 
 @pytest.mark.parametrize("family", ["Llama", "Gemma2", "Phi"])
 @pytest.mark.parametrize("targets", [("q_proj", "v_proj"), ()], ids=["q and v", "all"])
-def test_a_block_with_pefts_adapters_keeps_what_the_formula_says(
+def test_a_block_with_peft_adapters_saves_the_bytes_of_the_formula(
     family: str, targets: tuple[str, ...]
 ) -> None:
     peft = pytest.importorskip("peft")
@@ -124,7 +124,7 @@ def test_a_block_with_pefts_adapters_keeps_what_the_formula_says(
     assert block_bytes(lora) == pytest.approx(counted, rel=0.01)
 
 
-def test_a_block_with_pefts_prompts_keeps_what_the_formula_says() -> None:
+def test_a_block_with_peft_prompts_saves_the_bytes_of_the_formula() -> None:
     """PEFT repeats the prompt's keys and values for each sequence, which shows in such short ones."""
     peft = pytest.importorskip("peft")
     with warnings.catch_warnings():
@@ -139,7 +139,7 @@ def test_a_block_with_pefts_prompts_keeps_what_the_formula_says() -> None:
 
 @pytest.mark.parametrize("family", ["Llama", "Qwen3"])
 @pytest.mark.parametrize("start_layer", [0, 2])
-def test_a_block_with_an_adapter_v2_keeps_what_the_formula_says(family: str, start_layer: int) -> None:
+def test_a_block_with_llama_adapter_v2_saves_the_bytes_of_the_formula(family: str, start_layer: int) -> None:
     """The mean over two blocks: prompts in none of them are the formula's for many blocks below the first."""
     adapter_v2 = pytest.importorskip("launchers.engines.loop.adapter_v2")
     with warnings.catch_warnings():
@@ -167,7 +167,7 @@ TUNED = {
 
 
 @pytest.mark.parametrize("lora", [False, True])
-def test_a_block_of_torchtune_keeps_what_the_formula_says(lora: bool) -> None:
+def test_a_torchtune_block_saves_the_bytes_of_the_formula(lora: bool) -> None:
     require_torchtune()
     from torchtune.models import llama3_1 as llama
     from torchtune.modules import peft
@@ -201,7 +201,7 @@ def test_a_block_of_torchtune_keeps_what_the_formula_says(lora: bool) -> None:
     assert formula == pytest.approx(counted, rel=0.01)
 
 
-def test_compiled_blocks_keep_keys_once_where_the_engine_does_not_repeat_them() -> None:
+def test_compiled_blocks_save_keys_once_if_the_engine_does_not_repeat_them() -> None:
     model = find("llama-8b")
     repeated = block_bytes(Setup(model=model, engine="torchtitan", compile=True))
     kept_once = block_bytes(Setup(model=model, engine="fsdp2", compile=True))

@@ -16,6 +16,6 @@ ON_H200 = [
 
 
 @pytest.mark.parametrize("row", ON_H200, ids=[row.id for row in ON_H200])
-def test_live_memory_is_that_of_this_packages_own_runs_within_1_percent(row: rows.PublishedRow) -> None:
+def test_predicted_live_memory_is_within_1_percent_of_measured_runs(row: rows.PublishedRow) -> None:
     assert row.setup is not None
     assert memory.range_of(row.setup, "allocated").likely_bytes / GIB == pytest.approx(row.gib, rel=0.01)

@@ -26,13 +26,13 @@ FULL = Setup(
 LORA = replace(FULL, method="lora", precision="bf16-mixed", lora_targets=STABLE_DIFFUSION_XL.all_linear)
 
 
-def test_full_training_in_bf16_keeps_two_bytes_of_weights_and_gradients_and_four_of_moments() -> None:
+def test_full_bf16_unet_training_takes_2_bytes_of_weights_2_of_gradients_4_of_moments() -> None:
     found = memory.active(FULL)
     assert (found["weights"], found["optimizer"]) == (2 * PARAMETERS, 4 * PARAMETERS)
     assert found["activations"] >= STABLE_DIFFUSION_XL.unet.saved_bytes(128, 128, 2)
 
 
-def test_with_lora_the_unet_stays_in_16_bits_and_the_adapters_in_32() -> None:
+def test_with_lora_the_unet_is_in_16_bits_and_the_adapters_in_fp32() -> None:
     found = memory.active(LORA)
     assert found["weights"] == 2 * PARAMETERS
     assert found["adapters"] == 4 * STABLE_DIFFUSION_XL.unet.lora_parameters(8)
@@ -47,12 +47,12 @@ def test_with_lora_the_unet_stays_in_16_bits_and_the_adapters_in_32() -> None:
         (replace(LORA, checkpointing="full"), 16e9 / GIB),
     ],
 )
-def test_what_practitioners_fit_on_a_card_fits_by_the_estimate(setup: Setup, gib: float) -> None:
+def test_configurations_that_practitioners_run_fit_by_the_estimate(setup: Setup, gib: float) -> None:
     assert memory.needs(setup)[0].likely_bytes < gib * GIB
 
 
 @pytest.mark.parametrize("setup", [FULL, LORA])
-def test_checkpointing_larger_images_and_batches_go_the_right_way(setup: Setup) -> None:
+def test_checkpointing_reduces_memory_and_larger_images_or_batches_increase_it(setup: Setup) -> None:
     needs = memory.needs(setup)[0].likely_bytes
     assert memory.needs(replace(setup, checkpointing="full"))[0].likely_bytes < needs
     assert memory.needs(replace(setup, micro_batch_size=2))[0].likely_bytes > needs
@@ -60,7 +60,7 @@ def test_checkpointing_larger_images_and_batches_go_the_right_way(setup: Setup) 
     assert memory.needs(replace(setup, model=larger))[0].likely_bytes > needs
 
 
-def test_fsdp_divides_the_states_among_processes() -> None:
+def test_fsdp_shards_the_states_of_the_unet() -> None:
     alone = memory.active(FULL)
     shared = memory.active(replace(FULL, sharding="fsdp", shard=4, processes_per_node=4))
     for category in ("weights", "optimizer"):
@@ -73,13 +73,13 @@ ENCODED = {(1024, 1): 2_696_937_472, (512, 8): 5_393_874_944}
 
 
 @pytest.mark.parametrize("size", ENCODED)
-def test_an_image_s_encoding_needs_what_was_traced(size: tuple[int, int]) -> None:
+def test_encoding_an_image_takes_the_traced_memory(size: tuple[int, int]) -> None:
     side, images = size
     model = replace(STABLE_DIFFUSION_XL, resolution=side)
     assert images * latents.image_bytes(model) == ENCODED[size]
 
 
-def test_without_latents_the_encoders_are_beside_and_an_image_passes_through_the_vae() -> None:
+def test_without_precomputed_latents_memory_includes_encoders_and_vae_activations() -> None:
     model = replace(STABLE_DIFFUSION_XL, loads_encoders=True)
     beside = replace(LORA, checkpointing="full", model=model)
     frozen = dict(STABLE_DIFFUSION_XL.frozen)

@@ -7,7 +7,7 @@ import pytest
 from estimator.memory import evaluation
 
 
-def test_the_batch_and_the_loss_are_those_of_the_code_that_evaluates() -> None:
+def test_batch_and_loss_constants_match_the_evaluation_code() -> None:
     pytest.importorskip("torch")
     from launchers.dataset import batches, measured
 

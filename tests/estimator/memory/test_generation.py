@@ -46,15 +46,16 @@ def generate(network: Any, sequences: int, prompt: int, new: int, **values: Any)
 
 
 @pytest.mark.parametrize("family", [name for name in families.FAMILIES if name != "mpt"])
-def test_the_cache_is_that_of_transformers_to_the_byte(family: str, tmp_path: Path) -> None:
+def test_the_kv_cache_size_equals_that_of_transformers(family: str, tmp_path: Path) -> None:
     network, model = tiny(family, tmp_path)
     cache = generate(network, 2, PROMPT, NEW).past_key_values
-    real = sum(
-        tensor.untyped_storage().nbytes()
+    storages = {
+        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
         for layer in cache.layers
         if getattr(layer, "keys", None) is not None  # a recurrent block's state does not grow with the tokens
-        for tensor in (layer.keys, layer.values)
-    )
+        for tensor in (layer.keys, layer.values, *getattr(layer, "compressed_kv", {}).values())
+    }
+    real = sum(storages.values())
     # The last token that is drawn is not cached
     assert kv_cache_bytes(model, 2, PROMPT + NEW - 1, bytes_each=4) == real
 
@@ -75,7 +76,7 @@ LARGE_VOCABULARY = {"vocab_size": 50_000}
         ("mixtral", {}, (8, 200, 8), 1.0),
     ],
 )
-def test_the_peak_is_that_of_a_real_run(
+def test_the_generation_peak_matches_a_real_run(
     family: str, values: dict[str, int], shape: tuple[int, int, int], top_p: float, tmp_path: Path
 ) -> None:
     network, model = tiny(family, tmp_path, max_position_embeddings=512, **values)
@@ -88,7 +89,7 @@ def test_the_peak_is_that_of_a_real_run(
     assert predicted == pytest.approx(real, rel=0.1)
 
 
-def test_the_last_step_holds_the_cache_and_the_previous_keys_of_one_block() -> None:
+def test_the_last_decoding_step_holds_the_cache_and_previous_keys_of_one_block() -> None:
     model = find("llama-8b")  # 32 blocks, 8 key/value heads of 128
     batch = Batch(sequences=2, prompt_tokens=1, new_tokens=999)
     cache = 2 * 1000 * 32 * 2 * 1024 * 2
@@ -102,13 +103,13 @@ with_peaks = [run for run in runs() if run.peak_gib is not None]
 
 
 @pytest.mark.parametrize("run", with_peaks, ids=lambda run: run.name)
-def test_the_peak_is_that_of_published_runs(run: PublishedGeneration) -> None:
+def test_the_generation_peak_matches_published_runs(run: PublishedGeneration) -> None:
     live = live_bytes(run.model, run.batch, padded=False)
     held = live[CACHE] * run.cache_copies + sum(live.values()) - live[CACHE]
     predicted = WEIGHT_BYTES["cuda"] * run.model.parameters + held
     assert predicted / GIB == pytest.approx(run.peak_gib, rel=0.08)
 
 
-def test_a_generating_process_holds_the_cache_twice() -> None:
+def test_a_generating_process_reserves_the_cache_twice() -> None:
     model, batch = find("llama-8b"), Batch(sequences=32, prompt_tokens=64, new_tokens=4096)
     assert generation_bytes(model, batch)[CACHE] == 2 * kv_cache_bytes(model, 32, 64 + 4096)

@@ -75,7 +75,7 @@ def temporary(**changes: Any) -> int:
         ("interleaved", 4, 8, 1, 4, 1),
     ],
 )
-def test_each_schedule_holds_its_micro_batches(
+def test_each_pipeline_schedule_keeps_its_number_of_micro_batches_in_flight(
     schedule: Any, pipeline: int, micro_batches: int, chunks: int, first: float, last: float
 ) -> None:
     setup = step(schedule=schedule, pipeline=pipeline, accumulation=micro_batches, virtual_stages=chunks)
@@ -83,15 +83,15 @@ def test_each_schedule_holds_its_micro_batches(
     assert [in_flight(setup, part_of(setup, end)) for end in ends] == [first, last]
 
 
-def test_what_streams_reserve_is_never_negative_and_weights_count_for_more_than_gradients() -> None:
+def test_stream_reservations_are_not_negative_and_weighting_excludes_gradients() -> None:
     moment = Moment({"activations": 60, "gradients": 40}, other_streams=40)
     assert [moment.reserved_extra(streams) for streams in (99, 100, 130)] == [0, 0, 30]
-    assert moment.weighed(2.0, 0) == (160.0, 100)
-    assert moment.weighed(2.0, 130) == (190.0, 100)
-    assert moment.weighed(2.0, 90) == (160.0, 100)
+    assert moment.weighted(2.0, 0) == (160.0, 100)
+    assert moment.weighted(2.0, 130) == (190.0, 100)
+    assert moment.weighted(2.0, 90) == (160.0, 100)
 
 
-def test_a_peak_joins_what_is_constant_and_the_largest_moment() -> None:
+def test_a_peak_is_the_constant_part_plus_the_largest_moment() -> None:
     small, large = Moment({"activations": 50}), Moment({"weights": 7, "activations": 60})
     stage = StageMoments(
         constant={"weights": 100, "adapters": 0}, moments=[small, large], streams=90, unfitting=5
@@ -112,7 +112,7 @@ def test_a_peak_joins_what_is_constant_and_the_largest_moment() -> None:
         ({"accumulation": 2, "longest_once": True}, True),
     ],
 )
-def test_gradients_before_the_backward_pass_are_of_earlier_micro_batches(
+def test_gradients_before_the_backward_pass_come_from_earlier_micro_batches(
     changes: dict[str, Any], held: bool
 ) -> None:
     """The loss of a vocabulary so large is the peak, with those gradients or without."""
@@ -121,7 +121,7 @@ def test_gradients_before_the_backward_pass_are_of_earlier_micro_batches(
 
 
 @pytest.mark.parametrize(("every", "kept"), [(1, 0), (2, L // 2), (3, L - L // 3), (L + 1, L)])
-def test_of_every_few_blocks_one_keeps_its_input_alone(every: int, kept: int) -> None:
+def test_recompute_every_n_checkpoints_one_of_n_blocks(every: int, kept: int) -> None:
     full = step(checkpointing="full", recompute_every=every, method="lora", seq_len=8192)
     none = replace(full, checkpointing="none")
     found, whole = (peak(setup).categories["activations"] for setup in (full, none))
@@ -132,7 +132,7 @@ def test_of_every_few_blocks_one_keeps_its_input_alone(every: int, kept: int) ->
     assert found <= whole + recomputed * boundary
 
 
-def test_offloading_without_checkpointing_leaves_half() -> None:
+def test_activation_offload_without_checkpointing_leaves_half_of_the_activations() -> None:
     setup = step(method="lora", seq_len=8192, micro_batch_size=4)
     kept, left = (
         peak(replace(setup, activation_offload=flag)).categories["activations"] for flag in (False, True)
@@ -150,15 +150,13 @@ def test_offloading_without_checkpointing_leaves_half() -> None:
         ({"quantization": "nf4", "engine": "torchtune"}, 0.0),
     ],
 )
-def test_stale_inputs_are_those_of_quantized_products_in_litgpt(
-    changes: dict[str, Any], factor: float
-) -> None:
+def test_only_litgpt_with_a_quantized_base_has_stale_inputs(changes: dict[str, Any], factor: float) -> None:
     setup = step(**({"engine": "litgpt", "method": "lora"} | changes))
     inputs = (2 * H + LLAMA.attention_out_dim + F) * 2
     assert stale_bytes(setup, part_of(setup, "only")) == int(setup.tokens * L * inputs * factor)
 
 
-def test_pipelines_of_torch_keep_the_last_stages_results() -> None:
+def test_torch_pipelines_keep_the_outputs_of_the_last_stage() -> None:
     changes: dict[str, Any] = {"pipeline": 4, "accumulation": 32, "schedule": "1f1b"}
     found = peak(step(engine="torchtitan", **changes)).categories["logits and loss"]
     assert found == loss(2048, engine="torchtitan", **changes).peak + 32 * 2048 * V * 2
@@ -191,16 +189,18 @@ def test_pipelines_of_torch_keep_the_last_stages_results() -> None:
         ),
     ],
 )
-def test_the_loss_over_a_thousand_tokens(changes: dict[str, Any], found: Logits) -> None:
+def test_each_loss_kind_takes_the_listed_bytes_for_a_thousand_tokens(
+    changes: dict[str, Any], found: Logits
+) -> None:
     assert loss(**changes) == found
 
 
-def test_a_recomputed_loss_of_many_tokens_is_bound_by_its_logits() -> None:
+def test_logits_dominate_a_recomputed_loss_of_many_tokens() -> None:
     assert loss(8192, loss="recomputed").peak == 3 * 2 * 8192 * V
     assert loss(8192, loss="recomputed", method="adapter-v2").peak == 5 * 2 * 8192 * V
 
 
-def test_buckets_of_data_parallel_processes() -> None:
+def test_ddp_has_one_gradient_bucket_of_model_size_except_in_megatron() -> None:
     bucket = 2 * LLAMA.parameters
     assert communication(sharding="ddp", replicate=2) == Buffers(0, 0, bucket, 0, bucket, 0)
     assert communication(sharding="ddp", replicate=2, engine="megatron") == buffers.NONE
@@ -217,7 +217,7 @@ def test_buckets_of_data_parallel_processes() -> None:
         (3, 8, "cpu", 1, 1),
     ],
 )
-def test_deepspeeds_buckets_are_limited_by_their_setting(
+def test_deepspeed_buckets_are_limited_by_their_configured_size(
     stage: int, shard: int, device: Any, buckets: int, live: int
 ) -> None:
     found = communication(engine="deepspeed", sharding=f"zero{stage}", shard=shard, device=device)
@@ -228,7 +228,7 @@ def test_deepspeeds_buckets_are_limited_by_their_setting(
     assert small.at_loss == (buckets + live) * 2 * find("tiny-llama").parameters
 
 
-def test_the_optimizers_temporaries() -> None:
+def test_temporary_memory_of_each_optimizer_step_follows_its_formula() -> None:
     parameters = LLAMA.parameters
     assert (temporary(), temporary(fused_optimizer=False)) == (0, 2 * parameters)
     assert temporary(fused_optimizer=False, optimizer_in_backward=True) == 0
@@ -250,7 +250,9 @@ def test_the_optimizers_temporaries() -> None:
         ({"quantization": "nf4", "engine": "litgpt"}, V * H),
     ],
 )
-def test_the_largest_quantized_matrix_is_unpacked(changes: dict[str, Any], elements: int) -> None:
+def test_dequantization_takes_the_bytes_of_the_largest_quantized_matrix(
+    changes: dict[str, Any], elements: int
+) -> None:
     assert dequantized_bytes(step(method="lora", **changes)) == 2 * elements
 
 
@@ -258,10 +260,10 @@ def of_one_block(setup: Setup) -> tuple[int, int, int]:
     """Bytes in 16 bits of one block, of the root, and of the head."""
     part = part_of(setup, "only")
     assert part.block == LLAMA.layer_parameters
-    return 2 * part.block, 2 * (part.own_head + part.embedding), 2 * part.own_head
+    return 2 * part.block, 2 * (part.untied_head + part.embedding), 2 * part.untied_head
 
 
-def test_fsdp_gathers_the_block_that_computes_and_the_next() -> None:
+def test_fsdp_gathers_the_computing_block_and_the_next_one() -> None:
     block, root, head = of_one_block(step())
     first = 2 * LARGEST
     full = {"sharding": "fsdp", "shard": 8, "engine": "torchtune"}
@@ -278,7 +280,7 @@ def test_fsdp_gathers_the_block_that_computes_and_the_next() -> None:
     )
 
 
-def test_flat_parameters_of_fsdp1_reduce_whole_blocks_unless_they_accumulate() -> None:
+def test_fsdp1_reduces_complete_blocks_unless_gradients_accumulate() -> None:
     block, root, _ = of_one_block(step(engine="litgpt"))
     changes = {"engine": "litgpt", "sharding": "fsdp", "shard": 8}
     gathered = root + 3 * block
@@ -302,7 +304,7 @@ def test_fsdp2_in_one_process_copies_a_block_and_sums_the_roots_gradients() -> N
 
 
 @pytest.mark.parametrize(("quantization", "bytes_each"), [("nf4", 0.5), ("int8", 1.0)])
-def test_quantized_blocks_are_gathered_packed(quantization: Any, bytes_each: float) -> None:
+def test_quantized_blocks_are_gathered_without_dequantization(quantization: Any, bytes_each: float) -> None:
     changes = {"engine": "fsdp2", "sharding": "fsdp", "shard": 8, "method": "lora"}
     part = part_of(step(), "only")
     assert part.block_linear == H * (2 * LLAMA.q_dim + 2 * LLAMA.kv_dim) + 3 * H * F
@@ -311,17 +313,17 @@ def test_quantized_blocks_are_gathered_packed(quantization: Any, bytes_each: flo
     assert whole.backward - packed.backward == whole.forward - packed.forward == 2 * saved
 
 
-def test_pipeline_stages_round_layers_up_and_hold_their_ends() -> None:
+def test_pipeline_stages_round_layers_up_and_the_end_stages_hold_embedding_and_head() -> None:
     setup = step(engine="torchtitan", pipeline=5, schedule="1f1b", accumulation=5, tensor=2)
     first, last = (part_of(setup, stage) for stage in ("first", "last"))
     assert (first.layers, last.layers) == (7, 7)
-    assert (first.embedding, first.own_head, first.norm) == (V * H // 2, 0, 0)
-    assert (last.embedding, last.own_head, last.norm) == (0, V * H // 2, H)
+    assert (first.embedding, first.untied_head, first.norm) == (V * H // 2, 0, 0)
+    assert (last.embedding, last.untied_head, last.norm) == (0, V * H // 2, H)
     assert (first.blocks, first.block) == (7 * first.block, (LLAMA.layer_parameters - 2 * H) // 2 + 2 * H)
     assert first.blocks_linear == 7 * first.block_linear == 7 * (LLAMA.layer_parameters - 2 * H) // 2
 
 
-def test_dense_layers_come_first_and_the_largest_block_counts() -> None:
+def test_dense_layers_precede_experts_and_the_largest_block_is_used() -> None:
     model = find("deepseek-v3")
     setup = Setup(model=model, engine="torchtitan", pipeline=2, schedule="1f1b", accumulation=2)
     first, last = (part_of(setup, stage) for stage in ("first", "last"))
@@ -335,7 +337,7 @@ def test_dense_layers_come_first_and_the_largest_block_counts() -> None:
     )
 
 
-def test_experts_are_shared_among_the_processes_that_hold_them() -> None:
+def test_gradients_of_experts_are_sharded_over_the_processes_that_hold_them() -> None:
     setup = Setup(model=MIXTRAL, engine="torchtitan", sharding="fsdp", shard=16, expert=8)
     part = part_of(setup, "only")
     routed = MIXTRAL.layers * MIXTRAL.experts * 3 * MIXTRAL.hidden * MIXTRAL.ffn
@@ -344,7 +346,7 @@ def test_experts_are_shared_among_the_processes_that_hold_them() -> None:
     assert (whole.experts, whole.expert_ways) == (routed // 4, 1)
 
 
-def test_runtime_outside_of_the_allocator() -> None:
+def test_runtime_memory_is_context_plus_the_communication_library() -> None:
     alone, several = step(), step(sharding="fsdp", shard=2)
     assert runtime_bytes(alone) == CUDA_CONTEXT_BYTES
     assert runtime_bytes(several) == CUDA_CONTEXT_BYTES + NCCL_BYTES
@@ -373,7 +375,7 @@ def test_host_memory_of_offloading_is_shared_by_the_nodes() -> None:
     assert (shared_memory_bytes(base), shared_memory_bytes(replace(base, shard=4))) == (8 * GIB, 4 * GIB)
 
 
-def test_disk_holds_weights_checkpoints_and_the_result() -> None:
+def test_disk_space_covers_weights_checkpoints_and_result() -> None:
     setup = step(keep_checkpoints=3)
     weights, checkpoint = 2 * LLAMA.stored_parameters, checkpoint_bytes(setup)
     assert checkpoint == 6 * LLAMA.parameters  # weights and both moments in bf16
@@ -384,7 +386,7 @@ def test_disk_holds_weights_checkpoints_and_the_result() -> None:
     assert disk_bytes(adapter) == expected
 
 
-def test_the_fewest_gpus_hold_a_copy_at_exactly_their_memory() -> None:
+def test_a_model_that_fills_the_gpus_exactly_needs_no_further_gpu() -> None:
     needed = evaluation.inference_bytes(LLAMA, 2, 2048)
     assert evaluation.inference_gpus(LLAMA, 4, needed, 2048) == 2
     assert evaluation.inference_gpus(LLAMA, 4, needed - 1, 2048) == 3
@@ -404,7 +406,7 @@ def test_the_largest_batch_fills_the_memory_exactly() -> None:
     assert generation.largest_batch(LLAMA, GIB, **lengths) == 0
 
 
-def test_answers_of_a_step_are_drawn_at_once() -> None:
+def test_all_answers_of_a_grpo_step_form_one_batch() -> None:
     setup = step(
         task="grpo",
         engine="fsdp2",
@@ -413,12 +415,12 @@ def test_answers_of_a_step_are_drawn_at_once() -> None:
         micro_batch_size=2,
         accumulation=3,
     )
-    batch = generation.drawn_batch(setup)
+    batch = generation.grpo_batch(setup)
     assert (batch.sequences, batch.prompt_tokens, batch.new_tokens, batch.tokens) == (6, 600, 400, 1000)
-    assert generation.drawn_batch(replace(setup, answers=Answers(length=1000))).prompt_tokens == 1
+    assert generation.grpo_batch(replace(setup, answers=Answers(length=1000))).prompt_tokens == 1
 
 
-def test_a_window_limits_the_cache_of_its_blocks() -> None:
+def test_a_sliding_window_limits_the_cache_of_its_blocks() -> None:
     model = find("gemma-2-2b")
     window = model.sliding_window
     assert window
@@ -439,7 +441,7 @@ def test_images_are_encoded_one_to_eight_at_a_time() -> None:
     assert latents.images_at_once(model, None) == 8
 
 
-def test_what_zero_3_leaves_cached_matters_less_the_larger_the_activations_are() -> None:
+def test_the_zero_3_cache_adds_less_with_larger_activations() -> None:
     def beside(seq_len: int) -> int:
         sharded = {"engine": "deepspeed", "engine_version": "liger", "loss": "fused", "checkpointing": "full"}
         return peak(step(**sharded, sharding="zero3", shard=8, seq_len=seq_len)).reserved_extra
@@ -447,7 +449,7 @@ def test_what_zero_3_leaves_cached_matters_less_the_larger_the_activations_are()
     assert 0 < beside(262_144) < 0.7 * beside(2_048)
 
 
-def test_batches_of_varying_lengths_show_more_but_no_more_than_the_card_has() -> None:
+def test_batches_of_varying_length_show_more_memory_up_to_the_capacity() -> None:
     fixed, varying = (step(engine="torchtune", fixed_length=fixed, seq_len=8_192) for fixed in (True, False))
     assert needs(fixed)[0].likely_bytes == needs(varying)[0].likely_bytes
     free = shows(varying, "process")
@@ -456,7 +458,7 @@ def test_batches_of_varying_lengths_show_more_but_no_more_than_the_card_has() ->
     assert capped.upper_bytes == capped.likely_bytes == free.likely_bytes - 1
 
 
-def test_the_trainer_under_fsdp1_holds_a_second_checkpoint_of_each_block_beside_frozen_weights() -> None:
+def test_fsdp1_with_frozen_weights_keeps_a_second_checkpoint_per_block_in_the_trainer() -> None:
     def backward(**changes: Any) -> int:
         setup = step(
             engine="transformers",
@@ -474,14 +476,14 @@ def test_the_trainer_under_fsdp1_holds_a_second_checkpoint_of_each_block_beside_
     assert backward() - backward(engine_version="loop") == pytest.approx(L * H * 2 * 32_768, rel=0.01)
 
 
-def test_only_deepspeed_has_zeros_buckets_and_host_gradients() -> None:
+def test_only_deepspeed_has_zero_buckets_and_offloaded_gradients() -> None:
     megatron = step(engine="megatron", sharding="zero1", shard=8, offload="optimizer")
     assert megatron.zero_stage is None
     assert active(megatron)["gradients"] == 4 * LLAMA.parameters
     assert active(replace(megatron, engine="deepspeed")).get("gradients", 0) < 4 * LLAMA.parameters
 
 
-def test_a_frozen_reference_is_in_memory_where_the_framework_keeps_one() -> None:
+def test_a_frozen_reference_model_is_counted_if_the_framework_keeps_one() -> None:
     own = step(engine="deepspeed", task="dpo")
     assert "reference model" not in active(own)
     assert active(replace(own, reference_copy=True))["reference model"] == 2 * LLAMA.parameters
@@ -495,7 +497,7 @@ def test_loading_a_quantized_model_under_zero_3_can_be_the_peak() -> None:
     assert moments.peak(replace(setup, quantization="none")).categories["weights"] < found.active
 
 
-def test_keys_are_repeated_for_all_heads_under_padding_and_dropout_keeps_its_masks() -> None:
+def test_padding_masks_repeat_keys_for_all_heads_and_dropout_saves_masks() -> None:
     packed = step(engine="deepspeed")
     padded = replace(packed, fixed_length=False)
     repeated = LLAMA.q_dim - LLAMA.kv_dim + LLAMA.attention_out_dim - LLAMA.v_dim
@@ -506,7 +508,7 @@ def test_keys_are_repeated_for_all_heads_under_padding_and_dropout_keeps_its_mas
     assert both[0] - both[1] == 2 * bert.hidden
 
 
-def test_adapters_on_text_encoders_keep_the_activations_of_each_image() -> None:
+def test_text_encoder_adapters_save_activations_of_each_image() -> None:
     model: Any = replace(find("sdxl"), resolution=512)
     changes: dict[str, Any] = {"method": "lora", "engine": "fsdp2", "task": IMAGE_TASK}
     kept, unets = [], []
@@ -546,11 +548,11 @@ def test_adapters_on_text_encoders_keep_the_activations_of_each_image() -> None:
         ({"fixed_length": False, "expandable_segments": True}, "one GPU", "one GPU"),
     ],
 )
-def test_a_run_has_the_residual_of_its_class(changes: dict[str, Any], live: str, held: str) -> None:
+def test_each_setup_uses_the_residual_row_of_its_class(changes: dict[str, Any], live: str, held: str) -> None:
     assert [class_of(step(**changes), counter) for counter in ("live", "held")] == [live, held]
 
 
-def test_an_evaluation_holds_its_part_of_the_weights_one_batch_and_the_cache() -> None:
+def test_evaluation_memory_is_a_share_of_the_weights_one_batch_and_the_cache() -> None:
     logits = 8192 * V * 2 + 1024 * V * 8
     assert logits > 8192 * 2 * (4 * H + 3 * F)
     cache = 2 * L * LLAMA.kv_dim * 2048 * 2

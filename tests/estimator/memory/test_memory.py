@@ -31,7 +31,7 @@ def layout_of(**changes: Any) -> Layout:
     ("sharding", "bytes_a_parameter"),
     [("zero0", 16.0), ("zero1", 4 + 12 / 8), ("zero2", 2 + 14 / 8), ("zero3", 16 / 8)],
 )
-def test_deepspeeds_mixed_precision_holds_16_bytes_a_parameter_divided_by_stage(
+def test_deepspeed_mixed_precision_takes_16_bytes_per_parameter_sharded_by_stage(
     sharding: str, bytes_a_parameter: float
 ) -> None:
     job = Job(model=find("llama-8b"), engine="deepspeed")
@@ -41,7 +41,7 @@ def test_deepspeeds_mixed_precision_holds_16_bytes_a_parameter_divided_by_stage(
 
 
 @pytest.mark.parametrize("processes", [1, 8])
-def test_torch_reserves_what_a_gpu_shows_but_for_context_and_collectives(processes: int) -> None:
+def test_reserved_memory_is_shown_memory_minus_context_and_nccl(processes: int) -> None:
     layout = layout_of(processes_per_node=processes, sharding="fsdp" if processes > 1 else "none")
     setup = setup_of(Job(model=find("llama-8b")), layout)
     found = memory.estimate(setup)
@@ -53,14 +53,14 @@ def test_torch_reserves_what_a_gpu_shows_but_for_context_and_collectives(process
         assert sum(value for _, value in counted.categories) == counted.likely_bytes
 
 
-def test_of_a_cpus_process_nothing_lies_outside() -> None:
+def test_a_cpu_estimate_has_resident_but_no_reserved_memory() -> None:
     found = memory.estimate(setup_of(Job(model=find("llama-8b")), layout_of(device="cpu")))
     assert found.counted("reserved") is None
     resident = found.counted("resident")
     assert (resident.likely_bytes, resident.upper_bytes) == (found.shows_bytes, found.shows_range[1])
 
 
-def test_tensors_alone_are_predicted_without_context_and_allocator() -> None:
+def test_the_allocated_counter_excludes_context_and_allocator_overhead() -> None:
     found = memory.estimate(setup_of(Job(model=find("llama-8b")), layout_of()))
     allocated = found.counted("allocated")
     assert sum(value for _, value in allocated.categories) == allocated.likely_bytes == found.live_bytes

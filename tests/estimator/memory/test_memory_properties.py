@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from estimator import memory, models, vocabulary
 from estimator.errors import UserError
 from estimator.memory.shape import part_of
-from estimator.memory.states import divides_scales, partial_gradient_bytes, scale_bytes
+from estimator.memory.states import divides_scales, scale_bytes, unreduced_embedding_gradient_bytes
 from estimator.setup import Setup
 
 NAMES = (
@@ -85,7 +85,7 @@ def setups(draw: st.DrawFn) -> Setup:
 
 @given(setups())
 @settings(max_examples=150, deadline=None)
-def test_every_step_has_categories_of_at_least_0_and_figures_within_their_ranges(step: Setup) -> None:
+def test_every_setup_has_nonnegative_categories_and_figures_within_their_ranges(step: Setup) -> None:
     found = memory.estimate(step)
     assert all(size > 0 for _, size in found.categories)
     assert {name for name, _ in found.categories} <= set(memory.CATEGORIES)
@@ -101,7 +101,7 @@ def test_every_step_has_categories_of_at_least_0_and_figures_within_their_ranges
 
 @given(setups(), st.integers(1, 8))
 @settings(max_examples=150, deadline=None)
-def test_memory_never_falls_when_batch_length_or_rank_grows(step: Setup, more: int) -> None:
+def test_memory_never_decreases_with_batch_length_or_rank(step: Setup, more: int) -> None:
     grown = (
         replace(step, micro_batch_size=step.micro_batch_size + more),
         replace(step, seq_len=step.seq_len + 2 * more),
@@ -117,7 +117,7 @@ def test_memory_never_falls_when_batch_length_or_rank_grows(step: Setup, more: i
 
 @given(setups(), st.sampled_from([2, 3, 8, 64]))
 @settings(max_examples=100, deadline=None)
-def test_sharded_states_add_up_to_the_whole(step: Setup, processes: int) -> None:
+def test_sharded_states_sum_to_the_complete_states(step: Setup, processes: int) -> None:
     assume(step.expert == 1)
     everything: Any = "zero3" if step.engine == "deepspeed" else "fsdp"
     alone = replace(
@@ -136,7 +136,7 @@ def test_sharded_states_add_up_to_the_whole(step: Setup, processes: int) -> None
         if name == "gradients" and step.engine == "litgpt":
             continue  # FSDP1's flat parameters give frozen weights gradients too
         if name == "gradients":  # only FSDP reduces the embedding's at once
-            size -= partial_gradient_bytes(alone, part_of(alone, "only"))
+            size -= unreduced_embedding_gradient_bytes(alone, part_of(alone, "only"))
         held = parts[name]
         if name == "weights" and size and not divides_scales(alone):
             scales = scale_bytes(alone, part_of(alone, "only"))

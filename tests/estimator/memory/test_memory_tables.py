@@ -28,7 +28,7 @@ from estimator.setup import Setup
         ({"precision": "bf16", "engine": "torchtune"}, 8),
     ],
 )
-def test_states_take_the_bytes_a_parameter_of_accelerates_table(
+def test_states_match_the_bytes_per_parameter_of_the_accelerate_table(
     model: str, changes: dict[str, Any], bytes_a_parameter: int
 ) -> None:
     found = memory.states(Setup(model=find(model), **changes))
@@ -50,7 +50,9 @@ def test_states_take_the_bytes_a_parameter_of_accelerates_table(
         ("RTX A4000", "llama-2-7b", {"method": "lora", "quantization": "nf4-double"}),
     ],
 )
-def test_7b_fits_the_card_that_rules_of_thumb_name(gpu: str, model: str, changes: dict[str, Any]) -> None:
+def test_a_7b_model_fits_the_gpus_named_by_rules_of_thumb(
+    gpu: str, model: str, changes: dict[str, Any]
+) -> None:
     """With checkpointing, a chunked loss and sequences of 2,048 tokens."""
     setup = Setup(model=find(model), checkpointing="full", loss="chunked", **changes)
     assert memory.estimate(setup).needs_bytes < hardware.gpu(gpu).usable_bytes
@@ -63,7 +65,7 @@ def test_70b_full_with_adamw_fills_8_cards_of_80_gb() -> None:
     assert 0.9 < memory.estimate(setup).needs_bytes / hardware.gpu("A100 SXM 80GB").usable_bytes < 1
 
 
-def test_the_playbooks_formula_gives_its_own_charts() -> None:
+def test_the_ultra_scale_playbook_formula_reproduces_its_charts() -> None:
     """Ultra-Scale Playbook, cp_8Bmemoryusage: Llama 8B without parallelism.
 
     Activations 4.25 GiB at 1,024 tokens, 17 at 4,096; parameters 14.957 GiB, gradients too, moments 4 times.

@@ -15,7 +15,7 @@ from tests.estimator.memory.llama_step import LLAMA, step
 
 
 @pytest.mark.parametrize("tensor", [2, 4, 8])
-def test_tensor_parallel_divides_all_but_the_norms(tensor: int) -> None:
+def test_tensor_parallelism_divides_all_weights_except_norms(tensor: int) -> None:
     whole = sum(memory.states(step(engine="torchtitan")).values())
     part = sum(memory.states(step(engine="torchtitan", tensor=tensor)).values())
     assert whole / tensor < part < whole / tensor * 1.001
@@ -24,7 +24,7 @@ def test_tensor_parallel_divides_all_but_the_norms(tensor: int) -> None:
 @pytest.mark.parametrize(
     ("fp8", "bytes_a_parameter"), [("msamp-o1", 11), ("msamp-o2", 6), ("msamp-o3", 7), ("te", 16)]
 )
-def test_ms_amps_levels_hold_what_accelerate_tabulates(fp8: Any, bytes_a_parameter: int) -> None:
+def test_ms_amp_levels_match_the_table_of_accelerate(fp8: Any, bytes_a_parameter: int) -> None:
     found = memory.states(step(engine="transformers", precision="bf16-autocast", fp8=fp8))
     assert sum(found.values()) == bytes_a_parameter * LLAMA.parameters
 
@@ -40,7 +40,7 @@ def test_an_adapter_v2_counts_the_norms_that_it_trains_once(engine: Any) -> None
 
 @pytest.mark.parametrize("engine", ["litgpt", "deepspeed", "fsdp2"])
 @pytest.mark.parametrize("checkpointing", ["none", "full"])
-def test_prompts_keep_less_than_lora_and_scales_of_all_outputs_more(engine: Any, checkpointing: Any) -> None:
+def test_adapter_v1_saves_less_than_lora_and_v2_more(engine: Any, checkpointing: Any) -> None:
     needs = [
         memory.active(step(engine=engine, method=method, checkpointing=checkpointing))["activations"]
         for method in ("adapter-v1", "lora", "adapter-v2")
@@ -48,7 +48,7 @@ def test_prompts_keep_less_than_lora_and_scales_of_all_outputs_more(engine: Any,
     assert needs == sorted(needs)
 
 
-def test_blocks_below_the_first_prompt_keep_nothing_where_only_prompts_are_trained() -> None:
+def test_blocks_below_the_first_prompt_save_nothing_with_llama_adapter_v1() -> None:
     first, half, last = (
         memory.active(
             step(engine="fsdp2", method="adapter-v1", llama_adapter=LlamaAdapter(start_layer=start))
@@ -66,14 +66,14 @@ def test_blocks_below_the_first_prompt_keep_nothing_where_only_prompts_are_train
     assert second[1] > 0.9 * second[0], "norms and scales are in every block"
 
 
-def test_dpo_of_all_weights_holds_a_reference_model_and_twice_the_sequences() -> None:
+def test_full_dpo_holds_a_reference_model_and_two_sequences_per_pair() -> None:
     dpo = step(task="dpo")
     assert memory.states(dpo)["reference model"] == 2 * LLAMA.parameters
     assert memory.states(step(task="dpo", method="lora"))["reference model"] == 0
     assert memory.active(dpo)["activations"] > 1.9 * memory.active(step())["activations"]
 
 
-def test_expert_parallel_never_shares_experts_among_more_processes_than_there_are() -> None:
+def test_expert_parallelism_over_8_processes_holds_at_least_an_eighth_of_all_states() -> None:
     model = find("mixtral-8x7b")
     base = step(model=model, engine="megatron", precision="bf16-mixed", sharding="zero1", shard=8)
     spread = replace(base, expert=8)
@@ -81,14 +81,14 @@ def test_expert_parallel_never_shares_experts_among_more_processes_than_there_ar
     assert memory.states(spread)["weights"] < memory.states(base)["weights"] / 4
 
 
-def test_fsdp1_keeps_whole_gradients_of_frozen_weights_while_it_accumulates() -> None:
+def test_fsdp1_keeps_unsharded_gradients_of_frozen_weights_during_accumulation() -> None:
     """Fabric's no_backward_sync over flat parameters: 12.5 GiB of Llama 2 7B on two GPUs, as was measured."""
     lora = step(model=find("llama-2-7b"), engine="litgpt", method="lora", sharding="fsdp", shard=2)
     assert memory.states(replace(lora, accumulation=8))["gradients"] / GIB == pytest.approx(12.06, abs=0.1)
     assert memory.states(lora)["gradients"] / GIB == pytest.approx(6.03, abs=0.1)
 
 
-def test_paged_states_are_not_on_the_gpu_and_8_bit_ones_take_a_quarter() -> None:
+def test_paged_states_take_no_gpu_memory_and_8_bit_states_a_quarter() -> None:
     full = memory.states(step(precision="fp32"))["optimizer"]
     assert memory.states(step(precision="fp32", optimizer="paged-adamw8bit"))["optimizer"] == 0
     eight = memory.states(step(precision="fp32", optimizer="adamw8bit"))["optimizer"]
@@ -96,7 +96,7 @@ def test_paged_states_are_not_on_the_gpu_and_8_bit_ones_take_a_quarter() -> None
 
 
 @pytest.mark.parametrize("name", models.names())
-def test_one_process_holds_every_parameter_of_the_model_once(name: str) -> None:
+def test_a_single_process_counts_every_parameter_once(name: str) -> None:
     model = models.find(name)
     assert memory.states(step(model=model))["weights"] == 2 * model.parameters
 
@@ -118,7 +118,7 @@ ROWS = LLAMA.layers * (2 * 4096 + 2 * 1024 + 2 * 14336 + 4096)
 @pytest.mark.parametrize(
     ("engine", "sharding"), [("deepspeed", "zero2"), ("deepspeed", "zero3"), ("fsdp2", "fsdp")]
 )
-def test_what_divides_weights_divides_packed_ones_and_leaves_their_scales_whole(
+def test_sharding_divides_quantized_weights_but_not_their_scales(
     engine: Any, sharding: Any, quantization: Any, packed: int, scales: float
 ) -> None:
     setup = step(engine=engine, sharding=sharding, shard=4, method="lora", quantization=quantization)
@@ -130,7 +130,7 @@ def test_what_divides_weights_divides_packed_ones_and_leaves_their_scales_whole(
     assert memory.states(setup)["weights"] == pytest.approx((packed + rest) / divided + scales, rel=1e-6)
 
 
-def test_under_zero_3_each_process_holds_the_whole_packed_base_once_while_it_loads() -> None:
+def test_with_zero_3_each_process_loads_the_complete_quantized_base() -> None:
     setup = step(engine="deepspeed", sharding="zero3", shard=64, method="lora", quantization="nf4")
     part = part_of(setup, "only")
     assert loaded_bytes(setup, part) == base_bytes(setup, part, 2) + scale_bytes(setup, part)

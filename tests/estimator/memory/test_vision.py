@@ -23,13 +23,13 @@ def tower_bytes(setup: Setup) -> int:
     return states(setup).get(VISION, 0)
 
 
-def test_text_alone_has_no_tower_in_memory() -> None:
+def test_text_only_training_has_no_vision_tower_in_memory() -> None:
     assert tower_bytes(SETUP) == 0
     assert VISION not in dict(estimate(SETUP).categories)
 
 
 @pytest.mark.parametrize("method", ["full", "lora"])
-def test_more_training_and_more_pixels_take_more_memory(method: str) -> None:
+def test_training_more_of_the_tower_or_more_pixels_takes_more_memory(method: str) -> None:
     setup = replace(SETUP, method=method, vision="frozen")
     assert tower_bytes(setup) > 2 * TOWER.parameters
     trained = replace(setup, vision="lora" if method == "lora" else "full")

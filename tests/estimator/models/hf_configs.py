@@ -21,6 +21,7 @@ def with_layers(m: ModelSpec, layers: int) -> ModelSpec:
     """Return the model with ``layers`` blocks, with dense and sliding-window ones in proportion."""
     dense = min(m.dense_layers, max(layers - 1, 0)) if m.dense_layers < m.layers else layers
     sliding = m.sliding_layers and max(1, round(layers * m.sliding_layers / m.layers))
+    sparse = layers * m.index_layers // m.layers if m.compressed_attention else m.index_layers
     reused = min(layers * m.reused_kv_layers // m.layers, layers - 1)
     return replace(
         m,
@@ -29,6 +30,8 @@ def with_layers(m: ModelSpec, layers: int) -> ModelSpec:
         mlp_layers=layers * m.mlp_layers // m.layers,
         dense_layers=dense,
         sliding_layers=sliding,
+        index_layers=sparse,
+        heavy_layers=layers - sliding - sparse if m.compressed_attention else 0,
         reused_kv_layers=reused,
         reused_kv_sliding=min(sliding, layers * m.reused_kv_sliding // m.layers, reused),
         published_parameters=None,

@@ -17,7 +17,7 @@ LORA, LORA_FP32 = Adapters(16, in_fp32=False), Adapters(16, in_fp32=True)
 FIRST, SECOND = STABLE_DIFFUSION_XL.texts
 
 
-def test_they_have_the_published_numbers_of_parameters() -> None:
+def test_text_encoders_have_the_published_parameter_counts() -> None:
     assert (FIRST.parameters, SECOND.parameters) == (123_060_480, 694_659_840)
 
 
@@ -33,7 +33,7 @@ def test_they_have_the_published_numbers_of_parameters() -> None:
         (SECOND, BF16, LORA, True, 6_307_840),
     ],
 )
-def test_a_caption_keeps_what_was_traced(
+def test_a_caption_saves_the_traced_bytes(
     shape: TextEncoderShape, size: int, adapters: Adapters, recomputed: bool, traced: int
 ) -> None:
     assert shape.saved_bytes(size, adapters, recomputed=recomputed) == traced
@@ -44,7 +44,7 @@ def test_a_caption_keeps_what_was_traced(
     ("quick", "adapters", "recomputed"),
     [(True, LORA, False), (False, LORA_FP32, False), (False, LORA, True), (True, LORA_FP32, True)],
 )
-def test_a_small_encoder_keeps_what_a_trace_of_it_says(
+def test_a_small_encoder_saves_the_bytes_of_a_fresh_trace(
     quick: bool, adapters: Adapters, recomputed: bool
 ) -> None:
     shape = TextEncoderShape(

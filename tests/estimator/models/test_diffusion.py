@@ -15,7 +15,7 @@ from estimator.models.reference import ModelRef
 from tests.estimator.models.test_unet import CONFIG
 
 
-def test_each_component_has_the_published_number_of_parameters() -> None:
+def test_each_pipeline_component_has_the_published_parameter_count() -> None:
     assert dict(STABLE_DIFFUSION_XL.components) == {
         "UNet": 2_567_463_684,
         "text encoder (CLIP ViT-L)": 123_060_480,
@@ -30,12 +30,12 @@ def test_each_component_has_the_published_number_of_parameters() -> None:
 
 
 @pytest.mark.parametrize("name", ["stable-diffusion-xl", "SDXL", "stabilityai/stable-diffusion-xl-base-1.0"])
-def test_its_names_find_it(name: str) -> None:
+def test_stable_diffusion_xl_is_found_by_name_alias_and_id(name: str) -> None:
     assert models.find(name) is STABLE_DIFFUSION_XL
     assert models.resolve(name).spec is STABLE_DIFFUSION_XL
 
 
-def test_the_shape_goes_with_a_run_as_json() -> None:
+def test_a_pipeline_shape_survives_json() -> None:
     reference = models.resolve("sdxl")
     assert ModelRef.from_dict(json.loads(json.dumps(reference.to_dict()))) == reference
 
@@ -55,13 +55,13 @@ def test_a_folder_in_diffusers_layout_is_read(tmp_path: Path) -> None:
     assert spec.resolution == 1024
 
 
-def test_a_folder_of_another_pipeline_is_refused_with_its_name(tmp_path: Path) -> None:
+def test_a_folder_of_another_pipeline_is_refused_with_the_pipelines_name(tmp_path: Path) -> None:
     _write(_pipeline(tmp_path) / "model_index.json", {"_class_name": "FluxPipeline"})
     with pytest.raises(UserError, match="FluxPipeline"):
         models.resolve(str(tmp_path))
 
 
-def test_a_folder_without_its_unet_s_config_says_so(tmp_path: Path) -> None:
+def test_a_folder_without_a_unet_config_is_refused(tmp_path: Path) -> None:
     (_pipeline(tmp_path) / "unet" / "config.json").unlink()
     with pytest.raises(UserError, match=r"unet/config\.json"):
         models.resolve(str(tmp_path))

@@ -50,7 +50,7 @@ MLA = {
 }
 
 
-def test_config_json_gives_the_same_shape_as_the_table() -> None:
+def test_config_json_and_table_give_the_same_shape() -> None:
     read = hf_config.to_spec(LLAMA_CONFIG, "llama-8b")
     table = find("llama-8b")
     for field in ("parameters", "layers", "rope_theta", "rope_scaling_factor", "norm_eps", "max_seq_len"):
@@ -65,7 +65,7 @@ def test_transformers_5_rope_parameters_are_read() -> None:
 
 
 @pytest.mark.parametrize("field", ["model_type", "hidden_size", "num_hidden_layers", "vocab_size"])
-def test_a_missing_field_is_named(field: str) -> None:
+def test_a_missing_field_is_named_in_the_error(field: str) -> None:
     config = {key: value for key, value in LLAMA_CONFIG.items() if key != field}
     with pytest.raises(UserError, match=f"no {field}"):
         hf_config.to_spec(config, "mine")
@@ -88,7 +88,7 @@ def test_a_missing_field_is_named(field: str) -> None:
         ({"quantization_config": {"bits": 4}}, "already quantized"),
     ],
 )
-def test_a_field_that_contradicts_or_is_not_supported_is_named_with_its_value(
+def test_contradictory_and_unsupported_fields_are_named_with_their_value(
     change: dict[str, object], words: str
 ) -> None:
     with pytest.raises(UserError) as caught:
@@ -109,7 +109,7 @@ JUNK = st.one_of(
 
 
 @given(name=st.sampled_from(models.names()), data=st.data())
-def test_a_config_json_of_any_content_gives_a_shape_or_one_clear_line(name: str, data: st.DataObject) -> None:
+def test_any_config_json_gives_a_shape_or_a_one_line_error(name: str, data: st.DataObject) -> None:
     config = config_of(find(name)) | {"rope_scaling": {"factor": 2.0}, "layer_types": None, "attn_config": {}}
     for field in data.draw(st.lists(st.sampled_from(sorted(config)), min_size=1, max_size=3)):
         config[field] = data.draw(JUNK)
@@ -122,7 +122,7 @@ def test_a_config_json_of_any_content_gives_a_shape_or_one_clear_line(name: str,
     assert "\n" not in problem
 
 
-def test_gemma_3_s_config_json_leaves_out_what_its_class_says() -> None:
+def test_missing_fields_of_a_gemma_3_config_have_the_defaults_of_its_class() -> None:
     text = {"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240}
     text |= {"num_hidden_layers": 34, "sliding_window": 1024}
     rope = {"rope_scaling": {"factor": 8.0, "rope_type": "linear"}}
@@ -132,20 +132,20 @@ def test_gemma_3_s_config_json_leaves_out_what_its_class_says() -> None:
         assert getattr(read, field) == getattr(table, field)
 
 
-def test_kimi_k2_is_read_as_the_architecture_that_it_has() -> None:
+def test_kimi_k2_is_read_as_deepseek_v3() -> None:
     kimi = find("kimi-k2")
     read = hf_config.to_spec(config_of(kimi) | {"model_type": "kimi_k2"}, "mine")
     assert (read.family, read.parameters) == ("deepseek_v3", kimi.parameters)
 
 
 @pytest.mark.parametrize("name", ["gpt-oss-20b", "deepseek-v3"])
-def test_weights_that_are_published_quantized_have_a_shape_all_the_same(name: str) -> None:
+def test_quantized_published_weights_have_a_shape(name: str) -> None:
     config = config_of(find(name)) | {"quantization_config": {"quant_method": "mxfp4"}}
     assert hf_config.to_spec(config, "mine").parameters == find(name).parameters
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"qwen", "olmo2", "mpt", "lfm2", "lfm3"}))
-def test_the_activation_of_a_family_is_that_of_its_code(family: str) -> None:
+def test_each_family_has_the_activation_of_its_code(family: str) -> None:
     """Without Qwen 1 (not in transformers), OLMo 2 (no defaults), MPT, LFM2, LFM3 (fixed in their code)."""
     pytest.importorskip("transformers")
     from transformers import AutoConfig
@@ -168,7 +168,7 @@ BARE = {field: value for field, value in LLAMA_CONFIG.items() if field != "rope_
         ({"rope_scaling": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "silu", 0.0, 0.5),
     ],
 )
-def test_what_an_engine_may_ignore_is_read(
+def test_fields_that_only_some_engines_use_are_read(
     fields: dict[str, Any], activation: str, dropout: float, rotated: float
 ) -> None:
     spec = hf_config.to_spec({**BARE, **fields}, "mine")
@@ -179,6 +179,6 @@ def test_what_an_engine_may_ignore_is_read(
 @pytest.mark.parametrize(
     ("field", "value"), [("hidden_act", 1), ("attention_dropout", "no"), ("attention_dropout", -0.1)]
 )
-def test_an_activation_or_dropout_of_another_type_is_named(field: str, value: object) -> None:
+def test_an_activation_or_dropout_of_a_wrong_type_is_named_in_the_error(field: str, value: object) -> None:
     with pytest.raises(UserError, match=f"{field} = {value!r}; it must be"):
         hf_config.to_spec({**BARE, field: value}, "mine")

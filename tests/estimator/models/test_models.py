@@ -17,7 +17,7 @@ def test_computed_parameters_equal_the_published_count(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", models.names())
-def test_every_row_names_its_source(name: str) -> None:
+def test_every_model_row_has_a_source(name: str) -> None:
     assert find(name).source
 
 
@@ -34,7 +34,7 @@ def test_names_aliases_and_hugging_face_ids_find_the_model(alias: str, hf_id: st
     assert find(alias).hf_id == hf_id
 
 
-def test_an_unknown_model_is_answered_with_the_nearest_names() -> None:
+def test_an_unknown_model_gets_similar_names_as_suggestions() -> None:
     with pytest.raises(UserError) as caught:
         find("lama-8b")
     assert "'lama-8b'" in caught.value.problem
@@ -42,7 +42,7 @@ def test_an_unknown_model_is_answered_with_the_nearest_names() -> None:
 
 
 @pytest.mark.parametrize("name", [n for n in models.names() if find(n).published_active_parameters])
-def test_active_parameters_are_what_the_card_says(name: str) -> None:
+def test_active_parameters_match_the_model_card(name: str) -> None:
     """Cards round or cut to the digits that they show, with or without the input embedding."""
     model = find(name)
     published = model.published_active_parameters or 0

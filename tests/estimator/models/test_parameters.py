@@ -201,7 +201,7 @@ def count(model: Any) -> int:
 
 
 @pytest.mark.parametrize("name", [n for n in models.names() if n not in NOT_THERE])
-def test_every_model_of_the_table_has_the_parameters_of_the_real_code(name: str) -> None:
+def test_every_model_of_the_table_has_the_parameter_count_of_the_real_code(name: str) -> None:
     assert count(built(config_of(find(name)))) == find(name).parameters
 
 
@@ -217,7 +217,7 @@ def test_every_model_of_the_table_is_read_from_its_config_json(name: str) -> Non
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_what_config_json_changes_of_a_family_is_counted(variant: str) -> None:
+def test_config_json_overrides_of_family_traits_are_counted(variant: str) -> None:
     config = WIDTHS | VARIANTS[variant]
     model = built(config)
     assert hf_config.to_spec(config, variant).parameters == count(model)
@@ -234,7 +234,7 @@ def test_every_family_is_compared_with_the_real_code() -> None:
 
 
 @pytest.mark.parametrize("name", ["bert-base-cased", "bert-large-uncased"])
-def test_bert_s_checkpoint_is_the_model_and_the_pre_training_heads(name: str) -> None:
+def test_the_bert_checkpoint_has_the_model_and_pre_training_heads(name: str) -> None:
     pytest.importorskip("transformers")
     import torch
     from transformers import BertConfig, BertForPreTraining
@@ -246,7 +246,7 @@ def test_bert_s_checkpoint_is_the_model_and_the_pre_training_heads(name: str) ->
     assert find(name).parameters == count(whole.bert)
 
 
-def test_gemma_3_is_the_whole_model_less_the_vision_tower_and_the_projector() -> None:
+def test_gemma_3_counts_the_model_without_vision_tower_and_projector() -> None:
     pytest.importorskip("transformers")
     import torch
     from transformers import Gemma3Config, Gemma3ForConditionalGeneration
@@ -263,7 +263,7 @@ def test_gemma_3_is_the_whole_model_less_the_vision_tower_and_the_projector() ->
 @pytest.mark.parametrize(
     ("name", "index"), [("llama-4-scout", 108_641_793_536), ("llama-4-maverick", 401_583_781_376)]
 )
-def test_llama_4_is_the_whole_model_less_the_vision_model_and_the_projector(name: str, index: int) -> None:
+def test_llama_4_counts_the_model_without_vision_model_and_projector(name: str, index: int) -> None:
     pytest.importorskip("transformers")
     import torch
     from transformers import Llama4Config, Llama4ForConditionalGeneration
@@ -295,7 +295,7 @@ TARGETS = [
 
 
 @pytest.mark.parametrize(("name", "targets"), TARGETS)
-def test_adapters_have_the_parameters_that_peft_makes(name: str, targets: list[str]) -> None:
+def test_adapters_have_the_parameter_count_of_peft(name: str, targets: list[str]) -> None:
     peft = pytest.importorskip("peft")
     spec = with_layers(find(name), 2)
     model = built(config_of(spec))

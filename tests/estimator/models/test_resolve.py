@@ -49,7 +49,7 @@ def test_a_directory_with_a_config_json_is_read(written: str) -> None:
     assert (spec.layers, spec.hidden) == (3, 2048)
 
 
-def test_a_name_of_the_table_wins_over_a_directory_of_that_name() -> None:
+def test_a_table_name_takes_precedence_over_a_folder_of_that_name() -> None:
     write(Path("llama-8b"), CONFIG)
     assert (models.resolve("llama-8b").spec.layers, models.resolve("./llama-8b").spec.layers) == (32, 3)
 
@@ -60,7 +60,7 @@ def test_a_model_in_the_hub_s_cache_is_found_by_its_id(cache: Path) -> None:
     assert (spec.name, spec.layers) == ("me/mine", 3)
 
 
-def test_the_revision_that_main_points_to_is_taken(cache: Path) -> None:
+def test_the_cached_revision_of_main_is_used(cache: Path) -> None:
     for revision, layers in (("abc", 3), ("def", 4), ("fed", 5)):
         folder = snapshot(cache, "me/mine", revision, CONFIG | {"num_hidden_layers": layers})
         os.utime(folder / "config.json", (layers, layers))
@@ -80,7 +80,7 @@ def test_the_revision_that_main_points_to_is_taken(cache: Path) -> None:
         ({"HF_HOME": "", "XDG_CACHE_HOME": "/c"}, "/c/huggingface/hub"),
     ],
 )
-def test_the_cache_is_where_huggingface_hub_has_it(
+def test_the_hub_cache_folder_is_that_of_huggingface_hub(
     variables: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in variables.items():
@@ -115,7 +115,7 @@ def test_an_unknown_name_or_path_gets_advice(name: str, words: str) -> None:
         ({k: v for k, v in CONFIG.items() if k != "vocab_size"}, "config.json has no vocab_size"),
     ],
 )
-def test_a_broken_config_json_is_one_clear_line(config: object, words: str) -> None:
+def test_a_broken_config_json_is_a_one_line_error(config: object, words: str) -> None:
     write(Path("mine"), config)
     with pytest.raises(UserError) as caught:
         models.resolve("./mine")
@@ -123,7 +123,7 @@ def test_a_broken_config_json_is_one_clear_line(config: object, words: str) -> N
     assert "\n" not in caught.value.problem
 
 
-def test_a_directory_without_a_config_json_says_so() -> None:
+def test_a_folder_without_a_config_json_is_refused() -> None:
     Path("mine").mkdir()
     with pytest.raises(UserError, match=r"mine has no config\.json"):
         models.resolve("./mine")

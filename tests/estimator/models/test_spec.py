@@ -15,7 +15,7 @@ def test_lora_counts_both_matrices_of_each_target() -> None:
         tiny.lora_parameters(8, ["wq"])
 
 
-def test_lora_on_experts_has_adapters_for_each_and_for_those_that_are_shared() -> None:
+def test_lora_on_experts_adapts_each_routed_and_shared_expert() -> None:
     lite = find("deepseek-v2-lite")  # 1 dense block; 26 with 64 experts and a shared MLP of two widths
     widths = [10944] + 26 * (64 * [1408] + [2816])
     assert lite.lora_parameters(4, ["up_proj"]) == 4 * sum(2048 + width for width in widths)
@@ -38,7 +38,7 @@ def test_lora_on_all_projections_of_a_model_is_accepted(name: str) -> None:
     assert model.lora_parameters(2, model.projections) == 2 * model.lora_parameters(1, model.projections) > 0
 
 
-def test_a_target_that_the_family_lacks_is_answered_with_the_names_that_it_has() -> None:
+def test_an_unknown_lora_target_is_refused_with_the_valid_names() -> None:
     with pytest.raises(UserError) as caught:
         find("bert-base-cased").lora_parameters(8, ["gate_proj"])
     assert "q_proj" in caught.value.advice

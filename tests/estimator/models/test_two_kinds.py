@@ -21,7 +21,7 @@ OVERRIDE = {"per_layer_config": {"1": {"num_key_value_heads": 4}}}
         ({"attention_k_eq_v": False} | OVERRIDE, 4),
     ],
 )
-def test_global_heads_are_those_of_the_block_else_the_global_ones_of_shared_keys(
+def test_global_kv_heads_differ_only_in_blocks_whose_keys_are_values(
     changes: dict[str, Any], heads: int
 ) -> None:
     reader = ConfigReader(CONFIG | changes, "mine")

@@ -58,21 +58,21 @@ def test_a_unet_s_config_is_read_as_its_shape() -> None:
 @pytest.mark.parametrize(
     "change", [{"addition_embed_type": None}, {"in_channels": 9}, {"attention_head_dim": [5]}]
 )
-def test_another_kind_of_unet_is_refused(change: dict[str, Any]) -> None:
+def test_an_unsupported_kind_of_unet_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises((ValueError, TypeError)):
         UNetShape.of_config(CONFIG | change)
 
 
-def test_it_has_the_published_number_of_parameters() -> None:
+def test_the_unet_has_the_published_parameter_count() -> None:
     assert (SHAPE.parameters, SHAPE.units) == (2_567_463_684, 87)
 
 
-def test_lora_of_rank_16_on_all_attentions_has_peft_s_number_of_weights() -> None:
+def test_rank_16_lora_on_all_attentions_has_the_weight_count_of_peft() -> None:
     assert SHAPE.lora_parameters(16) == 23_224_320
 
 
 @pytest.mark.parametrize("run", TRACED)
-def test_activations_are_those_of_the_traced_unet(run: Traced) -> None:
+def test_activations_match_the_recorded_traces_of_the_unet(run: Traced) -> None:
     *size, adapters, recomputed, texts = run
     found = SHAPE.saved_bytes(*size, adapters=adapters, recomputed=recomputed, texts_trained=texts)
     assert found == TRACED[run]
@@ -81,12 +81,12 @@ def test_activations_are_those_of_the_traced_unet(run: Traced) -> None:
 @pytest.mark.slow
 @pytest.mark.nightly
 @pytest.mark.parametrize("run", TRACED)
-def test_the_trace_gives_the_same_again(run: Traced) -> None:
+def test_a_new_trace_gives_the_recorded_bytes(run: Traced) -> None:
     pytest.importorskip("diffusers")
     assert traced_bytes(*run) == TRACED[run]
 
 
-def test_what_one_block_keeps_is_far_below_what_all_keep() -> None:
+def test_the_largest_unit_saves_below_a_twentieth_of_all_activations() -> None:
     whole, unit = SHAPE.saved_bytes(128, 128, BF16), SHAPE.largest_unit_saves(128, 128, BF16, None)
     assert 0 < unit < whole / 20
 

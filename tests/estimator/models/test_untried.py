@@ -21,7 +21,7 @@ HELIUM = {
 }
 
 
-def test_the_table_is_of_transformers_classes_and_holds_none_of_the_tried_families() -> None:
+def test_the_untried_table_matches_transformers_and_excludes_tested_families() -> None:
     pytest.importorskip("transformers")
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CLASSES
 
@@ -30,7 +30,7 @@ def test_the_table_is_of_transformers_classes_and_holds_none_of_the_tried_famili
     assert not rows.keys() & FAMILIES.keys()
 
 
-def test_a_plan_of_an_untried_family_says_so_and_one_of_a_tried_family_does_not() -> None:
+def test_only_plans_of_untested_families_have_a_note() -> None:
     lines = {}
     for family in ("helium", "llama"):
         spec = hf_config.to_spec(HELIUM | {"model_type": family}, "mine")
@@ -43,7 +43,7 @@ def test_a_plan_of_an_untried_family_says_so_and_one_of_a_tried_family_does_not(
     assert not lines["llama"]
 
 
-def test_the_experts_of_an_untried_family_are_counted() -> None:
+def test_experts_of_an_untested_family_are_counted() -> None:
     dense = hf_config.to_spec(HELIUM | {"model_type": "olmoe"}, "mine")
     experts = {"num_experts": 8, "num_experts_per_tok": 2}
     routed = hf_config.to_spec(HELIUM | {"model_type": "olmoe"} | experts, "mine")
@@ -52,11 +52,11 @@ def test_the_experts_of_an_untried_family_are_counted() -> None:
 
 
 @pytest.mark.parametrize("family", ["t5", "roberta", "mllama"])
-def test_what_is_no_text_decoder_of_transformers_is_refused(family: str) -> None:
+def test_a_family_that_is_not_a_text_decoder_is_refused(family: str) -> None:
     with pytest.raises(UserError, match="not supported"):
         hf_config.to_spec(HELIUM | {"model_type": family}, "mine")
 
 
-def test_a_field_that_an_untried_family_calls_otherwise_is_named() -> None:
+def test_a_missing_field_of_an_untested_family_is_named_in_the_error() -> None:
     with pytest.raises(UserError, match="no intermediate_size"):
         hf_config.to_spec({k: v for k, v in HELIUM.items() if k != "intermediate_size"}, "mine")

@@ -50,7 +50,7 @@ QWEN3_VL = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", vision_models.FAMILIES)
-def test_parameters_are_those_of_transformers(family: str) -> None:
+def test_tower_parameters_match_transformers(family: str) -> None:
     torch = pytest.importorskip("torch")
     from transformers import AutoModelForImageTextToText
 
@@ -98,12 +98,12 @@ def test_published_towers_have_their_published_size() -> None:
     assert shape(QWEN3_VL, 4096).parameters == pytest.approx(415e6, rel=0.02)
 
 
-def test_a_model_without_a_tower_or_with_unknown_widths_has_none() -> None:
+def test_a_model_without_a_tower_or_with_unknown_widths_has_no_vision_shape() -> None:
     assert from_config({"model_type": "llama"}, 64) is None
     assert from_config({"model_type": "new", "vision_config": {"hidden_size": 64}}, 64) is None
 
 
-def test_a_tower_goes_with_the_model_that_is_handed_over() -> None:
+def test_a_model_with_a_vision_tower_survives_json() -> None:
     text = {"model_type": "gemma3_text", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
     spec = hf_config.to_spec({**GEMMA3, "text_config": text | {"head_dim": 16}}, "x")
     ref = ModelRef(kind="folder", name="x", location="x", spec=spec)

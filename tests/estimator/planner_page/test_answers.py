@@ -36,7 +36,7 @@ CONFIG = {
 NO_GPUS = {"items": [{"kind": "Node", **CPU_NODE}]}
 
 
-def test_images_count_and_are_part_of_the_command_that_runs_the_plan() -> None:
+def test_image_options_change_the_plan_and_its_command() -> None:
     """Gemma 3 4B by its config.json."""
     config = GEMMA3 | {"text_config": config_of(models.find("gemma-3-4b"))}
     form = {"config": json.dumps(config), "method": "lora", "vision": "lora", "images_per_row": "2"}
@@ -59,7 +59,7 @@ def row_of(plan: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: " ".join(map(str, form.values())))
-def test_the_answer_is_that_of_the_command_beside_it(form: dict[str, str]) -> None:
+def test_the_page_gives_the_result_of_the_command_that_it_shows(form: dict[str, str]) -> None:
     found = answers.answer(form)
     expected = of_command(found["command"])
     if "plans" in found:
@@ -70,7 +70,7 @@ def test_the_answer_is_that_of_the_command_beside_it(form: dict[str, str]) -> No
         assert len(found["suggestions"]) == said.count("finetune plan ")
 
 
-def test_every_field_is_an_option_of_the_command_and_has_a_name_of_its_own() -> None:
+def test_every_field_is_an_option_of_plan_with_a_unique_name() -> None:
     command = load("plan")
     assert isinstance(command, typer.core.TyperCommand)
     options = {option for parameter in command.params for option in parameter.opts}
@@ -78,14 +78,14 @@ def test_every_field_is_an_option_of_the_command_and_has_a_name_of_its_own() -> 
     assert len(fields.OF_NAME) == len(fields.FIELDS)
 
 
-def test_the_bars_of_a_plan_are_what_it_needs() -> None:
+def test_the_bars_of_a_plan_sum_to_the_needed_memory() -> None:
     for plan in answers.answer({"model": "llama-70b"})["plans"]:
         assert sum(part["bytes"] for part in plan["categories"]) == plan["needs_bytes"]
         looks = [(part["color"], part["pattern"]) for part in plan["categories"]]
         assert len(set(looks)) == len(looks)
 
 
-def test_what_would_work_works() -> None:
+def test_suggested_changes_of_fields_give_a_plan() -> None:
     form = {"model": "llama-70b", "gpu": "L4", "nodes": "1", "gpus": "1"}
     found = answers.answer(form)
     assert "95 % over" in found["problem"]
@@ -94,7 +94,7 @@ def test_what_would_work_works() -> None:
         assert answers.answer(form | suggestion["fields"])["plans"], suggestion
 
 
-def test_a_pasted_config_is_the_model_of_a_folder_that_holds_it(tmp_path: Path) -> None:
+def test_a_pasted_config_gives_the_model_of_a_folder_with_that_config(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     found = answers.answer({"config": json.dumps(CONFIG), "method": "lora"})
     command = found["command"].replace(fields.MY_MODEL, str(tmp_path))
@@ -104,7 +104,7 @@ def test_a_pasted_config_is_the_model_of_a_folder_that_holds_it(tmp_path: Path) 
     assert to_spec(CONFIG, "x").parameters == models.find("qwen2.5-7b").parameters
 
 
-def test_pasted_nodes_are_planned_with_as_a_cluster_that_is_asked(tmp_path: Path) -> None:
+def test_pasted_nodes_give_the_plan_of_a_queried_cluster(tmp_path: Path) -> None:
     nodes = [{"kind": "Node", **node} for node in (eks_p5(1), eks_p5(2), gke_l4(3), CPU_NODE)]
     found = answers.answer({"model": "llama-70b", "method": "lora", "cluster": json.dumps({"items": nodes})})
     asked = by_command.plans(tmp_path, nodes, "--model", "llama-70b", "--method", "lora", "--no-calibration")
@@ -115,7 +115,7 @@ def test_pasted_nodes_are_planned_with_as_a_cluster_that_is_asked(tmp_path: Path
     assert found["command"] == "finetune plan --model llama-70b --method lora --from-cluster"
 
 
-def test_a_plan_says_which_pasted_pods_it_waits_for() -> None:
+def test_a_plan_names_the_pasted_pods_that_it_waits_for() -> None:
     nodes = [{"kind": "Node", **eks_p5(number)} for number in (1, 2)]
     holder = {
         "kind": "Pod",
@@ -156,14 +156,14 @@ def test_a_plan_says_which_pasted_pods_it_waits_for() -> None:
         ),
     ],
 )
-def test_a_mistake_is_one_line(form: dict[str, str], problem: str) -> None:
+def test_an_invalid_field_gives_a_one_line_problem(form: dict[str, str], problem: str) -> None:
     found = answers.answer(form)
     assert problem in found["problem"]
     assert "\n" not in found["problem"]
     assert "plans" not in found
 
 
-def test_all_clouds_machines_and_gpus_of_the_catalogue_can_be_chosen() -> None:
+def test_all_clouds_machines_and_gpus_of_the_catalogue_are_choices() -> None:
     assert set(fields.OF_NAME["cloud"].choices) == {item.cloud for item in hardware.instances()}
     assert "H100 SXM" in fields.OF_NAME["gpu"].choices
     assert json.loads(json.dumps(fields.as_values()))[0]["fields"][0]["name"] == "model"

@@ -40,14 +40,14 @@ def test_every_row_names_machines_of_the_table_with_reason_source_and_date() -> 
     ("name", "rare"),
     [("p5.48xlarge", True), ("a3-highgpu-1g", True), ("a3-highgpu-8g", False), ("p4d.24xlarge", False)],
 )
-def test_machines_sold_ahead_are_rarely_to_be_had(name: str, rare: bool) -> None:
+def test_machines_sold_in_capacity_blocks_have_low_availability(name: str, rare: bool) -> None:
     place = place_of(name)
     assert bool(why_rare(place)) == rare
     assert why_rare(replace(place, free_nodes=2)) == ""  # a cluster's own node is there
     assert why_rare(replace(place, spot=True)) == ""
 
 
-def test_what_is_low_availability_comes_last_with_its_reason_and_competes_where_that_is_asked_for() -> None:
+def test_low_availability_ranks_last_with_a_reason_unless_capacity_is_any() -> None:
     usual = plans(FULL, USUAL, top=500)
     # Plans with unknown host memory, unmeasured GPUs or machines used in part rank after all of these
     known = [made for made in usual.plans if _has_known_memory(made) and UNMEASURED not in made.why]
@@ -78,7 +78,7 @@ def _has_known_memory(made: Plan) -> bool:
     return hardware.instance(made.request.instance_type or "").ram_bytes is not None
 
 
-def test_a_rare_machine_that_is_asked_for_is_planned_and_marked() -> None:
+def test_a_requested_machine_of_low_availability_is_planned_and_marked() -> None:
     made = plan(FULL, replace(USUAL, gpu="H100 SXM", instance_type="p5.48xlarge"))
     assert "Capacity Blocks" in made.prediction.low_availability
     assert "low availability: sold ahead in Capacity Blocks" in " ".join(render(made).split())

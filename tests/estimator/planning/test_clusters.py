@@ -39,27 +39,27 @@ def cluster_of(*nodes: ClusterNodes) -> Cluster:
     return Cluster(context="training", nodes=nodes)
 
 
-def test_a_plan_takes_no_more_nodes_than_there_are() -> None:
+def test_a_plan_uses_no_more_nodes_than_the_cluster_has() -> None:
     made = plan(FULL, KUBERNETES, Goals(cluster=cluster_of(nodes_of("p4d.24xlarge", 8))))
     assert made.request.instance_type == "p4d.24xlarge"
     with pytest.raises(CannotFit, match="does not fit on the requested hardware"):
         plan(FULL, KUBERNETES, Goals(cluster=cluster_of(nodes_of("p4d.24xlarge", 2))))
 
 
-def test_the_request_is_within_what_can_be_allocated() -> None:
+def test_the_request_is_within_the_allocatable_resources() -> None:
     goals = Goals(cluster=cluster_of(nodes_of("p5.48xlarge", 4, memory_gib=500)))
     made = plan(FULL, KUBERNETES, goals)
     assert made.request.memory_mib * 2**20 <= 500 * GIB
     assert any("4 of p5.48xlarge" in line for line in made.why)
 
 
-def test_host_memory_that_is_short_is_named() -> None:
+def test_insufficient_host_memory_is_named_in_the_error() -> None:
     goals = Goals(cluster=cluster_of(nodes_of("p5.48xlarge", 4, memory_gib=210)))
     with pytest.raises(CannotFit, match=r"of host memory, has 189\.0 GiB"):
         plan(FULL, replace(KUBERNETES, nodes=2), goals)
 
 
-def test_a_disk_that_is_short_is_named_before_a_run_is_launched() -> None:
+def test_insufficient_disk_space_is_named_before_the_launch() -> None:
     small = replace(nodes_of("p4d.24xlarge", 8), ephemeral_bytes=30 * GIB)
     with pytest.raises(CannotFit, match=r"of disk, has 30\.0 GiB.*use nodes with a larger disk"):
         plan(FULL, KUBERNETES, Goals(cluster=cluster_of(small)))
@@ -68,14 +68,14 @@ def test_a_disk_that_is_short_is_named_before_a_run_is_launched() -> None:
     assert plan(FULL, KUBERNETES, Goals(cluster=cluster_of(small).with_any_disk)).prediction.memory.fits
 
 
-def test_only_labeled_nodes_and_nodes_to_come_could_be_spot() -> None:
+def test_only_labeled_nodes_and_new_nodes_can_be_spot() -> None:
     here = nodes_of("p5.48xlarge", 2)
     come = replace(here, count=0, max_new_nodes=None)
     nodes = (here, replace(here, spot=True), come, replace(come, max_new_nodes=0), replace(come, spot=False))
     assert [each.could_be_spot for each in nodes] == [False, True, True, False, False]
 
 
-def test_nodes_without_a_price_go_by_speed() -> None:
+def test_nodes_without_a_price_are_ranked_by_speed() -> None:
     here = nodes_of("p5.48xlarge", 4)
     unpriced = replace(here, instance=replace(here.instance, usd_per_hour=None, name="own-h100"))
     ranked = plans(FULL, KUBERNETES, Goals(cluster=cluster_of(unpriced)), top=10)
@@ -84,7 +84,7 @@ def test_nodes_without_a_price_go_by_speed() -> None:
     assert ranked.best.prediction.usd_per_hour is None
 
 
-def test_nodes_whose_efa_others_hold_talk_over_tcp() -> None:
+def test_nodes_whose_efa_devices_are_in_use_communicate_over_tcp() -> None:
     fast = nodes_of("p5.48xlarge", 4)
     slow = replace(fast, efa=0)
     speeds = [

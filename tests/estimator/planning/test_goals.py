@@ -12,7 +12,7 @@ from estimator.formatting import format_duration
 from estimator.models import find
 from estimator.planning.goals import Goals
 from estimator.planning.planner import plan, plans
-from estimator.planning.search import INDISTINCT
+from estimator.planning.search import TIE_MARGIN
 from estimator.suggestions import format_suggestion
 
 ANY = Target(kind="catalogue")
@@ -32,22 +32,22 @@ def hours(made: Any) -> float:
 
 def in_bands(values: list[float]) -> bool:
     """Whether each value is less than a fifth above all that come after it."""
-    return all(value <= (1 + INDISTINCT) * min(values[i:]) for i, value in enumerate(values))
+    return all(value <= (1 + TIE_MARGIN) * min(values[i:]) for i, value in enumerate(values))
 
 
-def test_a_deadline_takes_the_cheapest_that_meets_it() -> None:
+def test_a_deadline_selects_the_cheapest_plan_that_meets_it() -> None:
     free = plans(LORA, ANY, Goals(tokens=BILLION)).best
     limit = hours(free) / 2
     ranked = plans(LORA, ANY, Goals(tokens=BILLION, deadline_hours=limit))
     assert all(hours(made) <= limit for made in ranked.plans)
     assert in_bands([usd(made) for made in ranked.plans])
-    assert (1 + INDISTINCT) * usd(ranked.best) >= usd(free)
+    assert (1 + TIE_MARGIN) * usd(ranked.best) >= usd(free)
     late = [line for line in ranked.rejected if line.kind == "deadline"]
     assert late
     assert all(f"h of {limit:g}" in line.reason for line in late)
 
 
-def test_a_budget_takes_the_fastest_within_it() -> None:
+def test_a_budget_selects_the_fastest_plan_within_it() -> None:
     cheapest = min(usd(made) for made in plans(LORA, ANY, Goals(tokens=BILLION), top=20).plans)
     ranked = plans(LORA, ANY, Goals(tokens=BILLION, budget_usd=1.5 * cheapest))
     assert all(usd(made) <= 1.5 * cheapest for made in ranked.plans)
@@ -85,7 +85,7 @@ def test_a_deadline_without_an_amount_of_training_is_refused() -> None:
             plans(LORA, ANY, goals)
 
 
-def test_epochs_steps_and_tokens_say_the_same_amount() -> None:
+def test_equal_amounts_in_epochs_steps_and_tokens_cost_the_same() -> None:
     steps = BILLION // LORA.tokens_per_step
     amount = steps * LORA.tokens_per_step
     reported = (
@@ -104,14 +104,14 @@ def test_clouds_and_machine_types_limit_the_plans() -> None:
     assert {made.request.instance_type for made in types.plans} == set(names)
 
 
-def test_more_nodes_than_sixteen_are_tried_where_they_are_allowed() -> None:
+def test_more_than_16_nodes_are_searched_if_allowed() -> None:
     job = replace(LORA, global_batch_size=1024)
     target = Target(kind="catalogue", gpu="A100 SXM 40GB")
     wide = plan(job, target, Goals(prefer="speed", max_nodes=64, clouds=("aws",)))
     assert wide.layout.nodes > 16
 
 
-def test_spot_plans_cost_the_spot_price_and_an_unknown_one_stays_unknown() -> None:
+def test_spot_plans_use_the_spot_price_and_unknown_stays_unknown() -> None:
     ranked = plans(LORA, ANY, Goals(spot=True), top=20)
     for made in ranked.plans:
         item = hardware.instance(made.request.instance_type or "")
@@ -125,7 +125,7 @@ def test_spot_plans_cost_the_spot_price_and_an_unknown_one_stays_unknown() -> No
 # Methods
 
 
-def test_the_method_left_open_is_full_training_where_that_fits() -> None:
+def test_method_auto_is_full_training_if_it_fits() -> None:
     made = plan(replace(LORA, method="auto"), ANY)
     assert made.method == "full"
     assert made.why[0].startswith("method full: the first of full, lora, qlora")
@@ -134,7 +134,7 @@ def test_the_method_left_open_is_full_training_where_that_fits() -> None:
 @pytest.mark.parametrize(
     ("model", "gpu", "method"), [("llama-8b", "L40S", "lora"), ("codestral", "L4", "qlora")]
 )
-def test_on_one_gpu_the_method_left_open_is_the_first_that_fits_and_says_by_how_much_others_do_not(
+def test_method_auto_on_one_gpu_is_the_first_that_fits_with_the_excess_of_others(
     model: str, gpu: str, method: str
 ) -> None:
     job = replace(LORA, model=find(model), method="auto")
@@ -145,7 +145,7 @@ def test_on_one_gpu_the_method_left_open_is_the_first_that_fits_and_says_by_how_
     assert ranked.rejected[0].reason in ranked.best.why[0]
 
 
-def test_a_budget_too_small_for_full_training_takes_adapters() -> None:
+def test_a_budget_too_small_for_full_training_selects_adapters() -> None:
     open_method = replace(LORA, method="auto")
     full = usd(plans(open_method, ANY, Goals(tokens=BILLION)).best)
     assert plan(open_method, ANY, Goals(tokens=BILLION, budget_usd=0.72 * full)).method != "full"
@@ -185,7 +185,7 @@ def test_experts_are_not_offered_qlora() -> None:
         ),
     ],
 )
-def test_an_option_that_keeps_a_job_from_fitting_is_proposed_to_be_changed(
+def test_the_error_suggests_changing_the_option_that_prevents_a_fit(
     gpu: str, fields: dict[str, Any], suggestion: dict[str, Any], change: dict[str, Any]
 ) -> None:
     count, _, name = gpu.rpartition("x ")
@@ -198,7 +198,7 @@ def test_an_option_that_keeps_a_job_from_fitting_is_proposed_to_be_changed(
     assert plans(replace(job, **change), target).plans
 
 
-def test_a_long_context_that_does_not_fit_is_offered_lean_kernels_and_host_memory() -> None:
+def test_a_long_context_that_does_not_fit_gets_liger_and_offload_suggested() -> None:
     job = Job(
         model=find("llama-8b"), engine="fsdp2", precision="bf16-mixed", seq_len=65_536, global_batch_size=8
     )
@@ -211,7 +211,7 @@ def test_a_long_context_that_does_not_fit_is_offered_lean_kernels_and_host_memor
     assert plans(replace(job, liger=True, offload="cpu" if offload else "none"), target).plans
 
 
-def test_where_no_single_change_helps_several_together_are_offered() -> None:
+def test_if_no_single_change_suffices_a_combination_is_suggested() -> None:
     target = Target(kind="catalogue", gpu="L4", nodes=1, gpus=1)
     for seq_len, liger in ((16384, " --liger"), (4096, "")):
         job = replace(LORA, seq_len=seq_len, micro_batch_size=4, activation_checkpointing=False)
@@ -225,7 +225,7 @@ def test_where_no_single_change_helps_several_together_are_offered() -> None:
 # The order itself
 
 
-def test_a_rank_is_one_order_and_top_takes_its_head() -> None:
+def test_top_returns_the_first_plans_of_the_same_ranking() -> None:
     ranked = plans(LORA, ANY, top=8)
     assert plans(LORA, ANY, top=3).plans == ranked.plans[:3]
     assert in_bands(
@@ -237,7 +237,7 @@ def test_a_rank_is_one_order_and_top_takes_its_head() -> None:
     )
 
 
-def test_a_catalogue_of_ones_own_is_planned_with() -> None:
+def test_a_catalogue_argument_replaces_the_shipped_one() -> None:
     tables = hardware.current()
     mine = replace(
         hardware.instance("p4d.24xlarge"), cloud="basement", name="my-box", usd_per_hour=0.01, region=None
@@ -255,7 +255,7 @@ def test_a_preference_pair_is_two_sequences() -> None:
     assert made.layout.micro_batch_size < plain.layout.micro_batch_size
 
 
-def test_a_tasks_time_and_price_stand_beside_those_of_sft() -> None:
+def test_time_and_price_of_a_task_are_compared_with_sft() -> None:
     one_kind = replace(ANY, gpu="A100 SXM 80GB")
     lines = {
         task: next(
@@ -271,7 +271,7 @@ def test_a_tasks_time_and_price_stand_beside_those_of_sft() -> None:
     assert not any("times the time" in line for line in plan(LORA, ANY).why)
 
 
-def test_a_deadline_holds_on_this_machine_too() -> None:
+def test_a_deadline_applies_to_a_local_machine() -> None:
     card = hardware.gpu("L40S")
     machine = Machine(
         gpus=((card.name, card.vram_bytes),), cpu_cores=16, ram_bytes=128 * 2**30, disk_free_bytes=2**40

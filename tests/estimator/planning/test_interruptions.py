@@ -31,7 +31,7 @@ def gang(nodes: int, **changed: float) -> Interruptions:
     return replace(spot.gang(nodes), **changed)  # type: ignore[arg-type]
 
 
-def test_every_row_has_a_source_and_unknown_rates_name_where_to_look() -> None:
+def test_every_interruption_row_has_a_source_and_unknown_rates_say_where_to_look() -> None:
     with TABLE.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert {row["cloud"] for row in rows} == {"aws", "azure", "gcp"}
@@ -45,7 +45,7 @@ def test_every_row_has_a_source_and_unknown_rates_name_where_to_look() -> None:
             assert any(re.match(row["machines"], item.name) for item in hardware.instances())
 
 
-def test_a_given_rate_goes_before_the_tables_and_no_rate_is_none() -> None:
+def test_a_user_rate_overrides_the_table_and_an_unknown_rate_is_none() -> None:
     assert rate_of("aws", "p3.2xlarge").per_node_hour == 0.2
     assert rate_of("aws", "p3.2xlarge", 0.01).per_node_hour == 0.01
     assert rate_of("aws", "p5.48xlarge").per_node_hour is None
@@ -56,19 +56,19 @@ def test_a_given_rate_goes_before_the_tables_and_no_rate_is_none() -> None:
             Goals(interruption_rate=wrong)
 
 
-def test_labels_of_spot_nodes_have_sources_and_their_taints_are_tolerated() -> None:
+def test_spot_labels_have_sources_and_tolerated_taints() -> None:
     for row in tables.spot_labels():
         assert row.source
         assert not row.taint or tolerated(row.taint) is not None
 
 
-def test_twenty_four_hours_on_eight_nodes_with_two_retries_hardly_ever_end_well() -> None:
+def test_a_day_on_eight_spot_nodes_with_two_retries_rarely_completes() -> None:
     assert interruptions.completion_probability(24, gang(8), 2) == pytest.approx(0.0038, abs=1e-4)
-    said = interruptions.against_budget(24, gang(8), 2)
+    said = interruptions.completion_obstacle(24, gang(8), 2)
     assert said is not None
-    assert "24.0 h on 8 spot node(s)" in said
+    assert "24.0 h on 8 spot nodes" in said
     assert "9.6 expected interruptions, 2 allowed; 0.4% of such runs finish" in said
-    assert interruptions.against_budget(24, gang(8), 20) is None
+    assert interruptions.completion_obstacle(24, gang(8), 20) is None
 
 
 def test_the_formula_agrees_with_runs_that_are_interrupted_at_random() -> None:
@@ -76,19 +76,19 @@ def test_the_formula_agrees_with_runs_that_are_interrupted_at_random() -> None:
     assert interruptions.wall_hours(24, gang(8)) == pytest.approx(found.mean_hours, rel=0.1)
 
 
-def test_no_other_interval_loses_much_less_than_the_planned_one() -> None:
+def test_the_planned_checkpoint_interval_is_near_the_optimum() -> None:
     best = gang(8)
     for factor in (0.25, 0.5, 2, 4):
         other = replace(best, interval_seconds=best.interval_seconds * factor)
         assert interruptions.wall_hours(24, best) < 1.01 * interruptions.wall_hours(24, other)
 
 
-def test_what_never_gets_to_a_checkpoint_has_no_end() -> None:
+def test_a_run_that_never_reaches_a_checkpoint_has_infinite_wall_time() -> None:
     hopeless = gang(64, per_node_hour=50.0, interval_seconds=3600.0 * 10)
     assert interruptions.wall_hours(24, hopeless) == math.inf
     assert interruptions.completion_probability(math.inf, hopeless, 20) == 0
     assert "it never reaches the next checkpoint" in (
-        interruptions.against_budget(math.inf, hopeless, 20) or ""
+        interruptions.completion_obstacle(math.inf, hopeless, 20) or ""
     )
 
 
@@ -96,7 +96,7 @@ def planned(goals: Goals, **job: object) -> Plan:
     return plan(replace(JOB, **job), Target(kind="catalogue"), goals)  # type: ignore[arg-type]
 
 
-def test_a_spot_plan_holds_lost_work_in_hours_and_price_and_says_how_often_to_store() -> None:
+def test_a_spot_plan_includes_lost_work_and_names_the_checkpoint_interval() -> None:
     known = planned(replace(GCP, interruption_rate=0.05))
     found = known.prediction.interruptions
     assert found.expected is not None
@@ -117,7 +117,7 @@ def test_a_spot_plan_holds_lost_work_in_hours_and_price_and_says_how_often_to_st
     assert Plan.from_json(known.to_json()) == known
 
 
-def test_an_unknown_rate_is_said_and_adds_nothing() -> None:
+def test_an_unknown_interruption_rate_is_reported_and_adds_no_hours() -> None:
     unknown = planned(GCP)
     assert unknown.prediction.interruptions is None
     assert unknown.request.spot
@@ -125,7 +125,7 @@ def test_an_unknown_rate_is_said_and_adds_nothing() -> None:
     assert not any("interruption rate" in line for line in planned(replace(GCP, spot=False)).why)
 
 
-def test_a_gang_that_cant_end_well_on_spot_is_refused_with_the_arithmetic_in_two_lines() -> None:
+def test_a_spot_gang_that_would_rarely_complete_is_refused_with_the_arithmetic() -> None:
     goals = replace(GCP, interruption_rate=10.0, tokens=10**10)
     with pytest.raises(UserError) as caught:
         planned(goals)
@@ -138,7 +138,7 @@ def test_a_gang_that_cant_end_well_on_spot_is_refused_with_the_arithmetic_in_two
     assert len(str(caught.value).splitlines()) == 2
 
 
-def test_what_earlier_runs_took_to_write_a_checkpoint_goes_before_the_disks_rate() -> None:
+def test_measured_checkpoint_rates_override_the_disk_rate() -> None:
     goals = replace(GCP, interruption_rate=0.05, instance_types=("a2-highgpu-1g",))
     bare = planned(goals)
     run = finished(

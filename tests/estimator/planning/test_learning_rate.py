@@ -25,13 +25,13 @@ def test_at_the_published_batch_both_rules_give_the_published_rate(method: Any) 
     assert run.source
 
 
-def test_four_times_the_batch_doubles_the_rate_by_one_rule_and_quadruples_it_by_the_other() -> None:
+def test_a_fourfold_batch_doubles_the_sqrt_rate_and_quadruples_the_linear_rate() -> None:
     run = learning_rate.references()["lora"]
     root, linear = learning_rate.hints(job_of(4 * run.batch, method="lora"))
     assert root.value == pytest.approx(2 * run.learning_rate)
     assert linear.value == pytest.approx(4 * run.learning_rate)
 
 
-def test_what_no_run_was_published_for_gets_no_hint() -> None:
+def test_a_method_without_a_published_run_gets_no_learning_rate_hint() -> None:
     assert learning_rate.hints(job_of(8, optimizer="sgd")) == ()
     assert learning_rate.hints(job_of(8, task="dpo")) == ()

@@ -17,20 +17,20 @@ from estimator.plan import GIB, MIB, Interruptions, Layout, StartUp
 from estimator.planning.goals import Goals
 from estimator.planning.interruption_rates import Rate
 from estimator.planning.interruptions import (
-    against_budget,
+    completion_obstacle,
     completion_probability,
     expected,
-    foresee,
+    predict_interruptions,
     wall_hours,
 )
 from estimator.planning.ladders import LARGEST_MICRO_BATCH, LARGEST_PIPELINE_MICRO_BATCH, Ladders
 from estimator.planning.parallelism import SHORTEST_PIECE, Spread, spreads
 from estimator.planning.places import Place
-from estimator.planning.ranking import against_goals, compared, in_order, later_ranked
-from estimator.planning.reasons import behind
-from estimator.planning.search import INDISTINCT, Candidate, Miss, percent
+from estimator.planning.ranking import format_change, later_ranked, rejection_by_goals, sort_candidates
+from estimator.planning.reasons import compare_to_best
+from estimator.planning.search import TIE_MARGIN, Candidate, Shortage, percent
 from estimator.planning.start_up import rates_of, start_up
-from estimator.planning.step_requests import BESIDE_RANKS, SHARED_MEMORY_PER_GPU, _memory
+from estimator.planning.step_requests import MEMORY_OUTSIDE_RANKS, SHARED_MEMORY_PER_GPU, _memory
 from estimator.setup import Setup
 from estimator.throughput import Speed
 from tests.estimator.inference.test_generation import plan_of
@@ -76,7 +76,7 @@ def candidate(
     return Candidate(**(values | changes))
 
 
-def test_hours_and_price_count_start_up_and_half_of_the_evaluations() -> None:
+def test_hours_and_price_include_start_up_and_evaluations() -> None:
     one = candidate(
         evaluated_tokens=72 * 10**6, start_up=StartUp(machine_minutes=3, image_minutes=2, weights_minutes=1)
     )
@@ -101,12 +101,12 @@ def test_hours_and_price_count_start_up_and_half_of_the_evaluations() -> None:
 def test_a_goal_met_exactly_counts_as_met(
     goals: dict[str, float], kind: str | None, over: float | None
 ) -> None:
-    found = against_goals(candidate(), Goals(**goals), 36 * 10**6)  # type: ignore[arg-type]
+    found = rejection_by_goals(candidate(), Goals(**goals), 36 * 10**6)  # type: ignore[arg-type]
     assert (found and found.kind, found and found.over) == (kind, over and pytest.approx(over))
 
 
 @pytest.mark.parametrize("value", [0, -1, math.inf, math.nan])
-def test_goals_are_above_zero(value: float) -> None:
+def test_goals_must_be_positive(value: float) -> None:
     for unknown in ({"prefer": "green"}, {"epochs": 2}):
         with pytest.raises(UserError):
             Goals(**unknown)  # type: ignore[arg-type]
@@ -119,7 +119,7 @@ def test_goals_are_above_zero(value: float) -> None:
             Goals(**{name: value})  # type: ignore[arg-type]
 
 
-def test_what_comes_first_depends_on_deadline_and_budget() -> None:
+def test_deadline_and_budget_decide_whether_speed_ranks_first() -> None:
     assert not Goals().by_speed
     assert Goals(prefer="speed").by_speed
     assert Goals(budget_usd=1).by_speed
@@ -131,17 +131,20 @@ def test_what_comes_first_depends_on_deadline_and_budget() -> None:
     assert Goals().total_tokens(replace(job, steps=2)) == 2 * job.tokens_per_step
 
 
-def test_figures_within_a_fifth_of_the_best_count_as_equal() -> None:
+def test_figures_within_the_tie_margin_of_the_best_count_as_equal() -> None:
     def order(*candidates: Candidate) -> list[Candidate]:
-        return in_order(
+        return sort_candidates(
             list(candidates), Goals(), tokens=None, target=Target(kind="catalogue", capacity="any")
         )
 
-    cheapest, dear = candidate(rate=2e4, usd=72.0), candidate(rate=1e4 / (1 + INDISTINCT), usd=36.0)
+    cheapest, dear = candidate(rate=2e4, usd=72.0), candidate(rate=1e4 / (1 + TIE_MARGIN), usd=36.0)
     assert order(cheapest, dear) == [dear, cheapest]
     by_speed = Goals(prefer="speed")
-    assert in_order([dear, cheapest], by_speed, tokens=None, target=Target(kind="catalogue"))[0] is cheapest
-    too_dear = candidate(rate=0.99e4 / (1 + INDISTINCT), usd=36.0)
+    assert (
+        sort_candidates([dear, cheapest], by_speed, tokens=None, target=Target(kind="catalogue"))[0]
+        is cheapest
+    )
+    too_dear = candidate(rate=0.99e4 / (1 + TIE_MARGIN), usd=36.0)
     assert order(cheapest, too_dear) == [cheapest, too_dear]
     few = candidate(gpus=4, place=replace(MACHINE, gpus=4, usd_per_hour=36.0))
     assert order(candidate(), few) == [few, candidate()]
@@ -151,7 +154,7 @@ def test_figures_within_a_fifth_of_the_best_count_as_equal() -> None:
     assert order(unknown, dear) == [dear, unknown]
 
 
-def test_of_each_other_gpu_one_rejection_says_how_much_dearer_it_is() -> None:
+def test_each_other_gpu_gets_one_rejection_with_the_price_difference() -> None:
     best = candidate()
     other = candidate(rate=0.5e4, gpu=hardware.gpu("L4"))
     again, same = candidate(rate=0.4e4, gpu=hardware.gpu("L4")), candidate(rate=0.3e4)
@@ -163,12 +166,12 @@ def test_of_each_other_gpu_one_rejection_says_how_much_dearer_it_is() -> None:
     assert (slower.kind, slower.over) == ("speed", pytest.approx(0.5))
 
 
-def test_differences_in_words() -> None:
+def test_differences_are_formatted_as_percent_with_their_direction() -> None:
     assert [percent(value) for value in (0.0994, 0.1, -0.05)] == ["9.9 %", "10 %", "-5.0 %"]
-    assert [compared(value, "more", "less")[-4:] for value in (0.0, -0.01)] == ["more", "less"]
-    assert Miss(hardware="x", needs=150, has=100).over == pytest.approx(0.5)
-    slower = behind(candidate(rate=0.5e4), candidate())[0]
-    assert slower.endswith(", 100 % dearer a token, 50 % slower than the best")
+    assert [format_change(value, "more", "less")[-4:] for value in (0.0, -0.01)] == ["more", "less"]
+    assert Shortage(hardware="x", needs=150, has=100).over == pytest.approx(0.5)
+    slower = compare_to_best(candidate(rate=0.5e4), candidate())[0]
+    assert slower.endswith(", 100 % more expensive per token, 50 % slower than the best")
 
 
 RATE = Rate(per_node_hour=0.5, source="test")
@@ -183,12 +186,12 @@ def foreseen(**changes: Any) -> Interruptions:
         "network_gbps": None,
         "restart_hours": 0.25,
     }
-    found = foresee(RATE, **(values | changes))
+    found = predict_interruptions(RATE, **(values | changes))
     assert found is not None
     return found
 
 
-def test_an_interval_between_checkpoints_is_no_shorter_than_storing_one() -> None:
+def test_the_checkpoint_interval_is_at_least_the_time_to_store_one() -> None:
     disk = rates_of(None).disk_bytes_per_second
     found = foreseen()
     assert (found.checkpoint_seconds, found.restart_seconds) == (20.0, 900.0)
@@ -197,7 +200,7 @@ def test_an_interval_between_checkpoints_is_no_shorter_than_storing_one() -> Non
     assert foreseen(bytes_per_second=None).checkpoint_seconds == pytest.approx(10 * GIB / disk)
     slow = foreseen(network_gbps=0.008)
     assert slow.store_seconds == slow.interval_seconds == pytest.approx(10 * GIB / 1e6)
-    assert foresee(Rate(per_node_hour=None, source=""), **_arguments()) is None
+    assert predict_interruptions(Rate(per_node_hour=None, source=""), **_arguments()) is None
 
 
 def _arguments() -> dict[str, Any]:
@@ -205,7 +208,7 @@ def _arguments() -> dict[str, Any]:
     return dict.fromkeys(names, 1)
 
 
-def test_the_wall_time_is_dalys_and_the_end_poissons() -> None:
+def test_wall_time_follows_daly_and_completion_probability_poisson() -> None:
     found = replace(foreseen(), store_seconds=100.0, interval_seconds=600.0)
     between = 1800.0
     lost = math.exp(1000 / between) * math.expm1(620 / between) * between / 600
@@ -218,12 +221,12 @@ def test_the_wall_time_is_dalys_and_the_end_poissons() -> None:
     assert completion_probability(1.5, found, 2) == pytest.approx(math.exp(-3) * (1 + 3 + 4.5))
     assert (completion_probability(0.0, found, 0), completion_probability(math.inf, found, 9)) == (1.0, 0.0)
     half = math.log(2) / 2  # hours after which one of two runs was interrupted
-    assert against_budget(half * 0.999, found, 0) is None
-    assert against_budget(half * 1.001, found, 0) is not None
+    assert completion_obstacle(half * 0.999, found, 0) is None
+    assert completion_obstacle(half * 1.001, found, 0) is not None
 
 
 @pytest.mark.parametrize(("nodes", "there", "comes_up"), [(2, 2, False), (3, 2, True)])
-def test_machines_that_are_there_need_not_come_up(nodes: int, there: int, comes_up: bool) -> None:
+def test_present_nodes_need_no_boot_time(nodes: int, there: int, comes_up: bool) -> None:
     place = replace(MACHINE, free_nodes=there, network_gbps=0.8)
     found = start_up(place, nodes, LLAMA)
     assert found.machine_minutes == rates_of(None).machine_minutes * comes_up
@@ -244,21 +247,21 @@ def test_machines_that_are_there_need_not_come_up(nodes: int, there: int, comes_
         ({"nodes": 1}, {"max_gpus": 3}, None, [(1, 1), (1, 2)]),
     ],
 )
-def test_shapes_fill_a_machine_before_a_second_one(
+def test_node_and_gpu_counts_fill_one_machine_before_a_second(
     target: dict[str, Any], goals: dict[str, Any], most: int | None, shapes: list[tuple[int, int]]
 ) -> None:
     place = replace(MACHINE, max_nodes=most)
     assert list(place.shapes(Target(kind="catalogue", **target), Goals(**goals))) == shapes
 
 
-def test_a_spread_that_divides_the_model_less_makes_another_needless() -> None:
+def test_a_spread_supersedes_those_that_split_the_model_further() -> None:
     two, four = Spread(sharding="fsdp", tensor=2), Spread(sharding="fsdp", tensor=4)
-    assert two.makes_needless(four, 1)
-    assert not four.makes_needless(two, 1)
-    assert not two.makes_needless(two, 1)
-    assert not two.makes_needless(four, 2)
-    assert two.makes_needless(replace(two, context=2), 2)
-    assert not two.makes_needless(replace(four, expert=2), 1)
+    assert two.supersedes(four, 1)
+    assert not four.supersedes(two, 1)
+    assert not two.supersedes(two, 1)
+    assert not two.supersedes(four, 2)
+    assert two.supersedes(replace(two, context=2), 2)
+    assert not two.supersedes(replace(four, expert=2), 1)
     ways = {1: "none", 2: "1f1b"}
     assert {stages: Spread(sharding="none", pipeline=stages).schedule for stages in ways} == ways
 
@@ -267,7 +270,7 @@ def parallel(engine: Any = "torchtitan", **changes: Any) -> Job:
     return Job(model=LLAMA, engine=engine, global_batch_size=64, **changes)
 
 
-def test_spreads_stay_within_their_limits() -> None:
+def test_parallel_degrees_stay_within_their_limits() -> None:
     for length, degrees in ((2 * SHORTEST_PIECE, {1, 2}), (2 * SHORTEST_PIECE - 2, {1})):
         found = spreads(parallel(seq_len=length), 1, 8)
         assert {way.context for way in found} == degrees
@@ -295,13 +298,13 @@ def test_spreads_stay_within_their_limits() -> None:
         (parallel("fsdp2"), 1, 2, {"shard_grad_op", "fsdp"}),
     ],
 )
-def test_engines_divide_states_over_several_processes(
+def test_engines_shard_states_over_several_processes(
     job: Job, nodes: int, gpus: int, kinds: set[str]
 ) -> None:
     assert {way.sharding for way in spreads(job, nodes, gpus)} == kinds
 
 
-def test_copies_of_fsdp2_are_one_or_one_for_each_node() -> None:
+def test_fsdp2_has_one_replica_or_one_per_node() -> None:
     assert {way.replicate for way in spreads(parallel("fsdp2"), 2, 4)} == {1, 2}
     assert {way.replicate for way in spreads(parallel("fsdp2"), 1, 8)} == {1}
     assert {way.replicate for way in spreads(parallel("fsdp2"), 8, 1)} == {1}
@@ -309,7 +312,7 @@ def test_copies_of_fsdp2_are_one_or_one_for_each_node() -> None:
     assert spreads(parallel("fsdp2", replicas=3), 1, 8) == []
 
 
-def test_micro_batches_divide_each_processes_share_up_to_the_largest() -> None:
+def test_micro_batches_divide_the_share_of_a_process_up_to_the_maximum() -> None:
     job = replace(parallel("torchtune"), global_batch_size=2 * 3 * LARGEST_MICRO_BATCH)
     (ladder, _) = Ladders(job, "bf16", "cuda").of(1, 2)
     sizes = Ladders(job, "bf16", "cuda").sizes(ladder)
@@ -344,20 +347,20 @@ def test_generation_shards_heads_evenly_and_batches_whole_prompts() -> None:
         ("torchtitan", "llama-3.1-8b", True, False),
     ],
 )
-def test_a_dense_mask_is_of_packed_samples_that_no_kernel_keeps_apart(
+def test_packed_samples_need_a_dense_mask_if_no_kernel_separates_them(
     engine: Any, model: str, packing: bool, masked: bool
 ) -> None:
     job = replace(parallel(engine, packing=packing), model=find(model))
     assert setup_of(job, candidate().layout).document_mask == masked
 
 
-def test_the_kernel_for_packed_samples_takes_heads_of_up_to_256() -> None:
+def test_variable_length_attention_supports_head_sizes_up_to_256() -> None:
     widths = [replace(LLAMA, head_dim=width) for width in (256, 257)]
     assert [varlen.unsupported(model, "sft", "full", "bf16") is None for model in widths] == [True, False]
 
 
-def test_a_request_is_a_quarter_above_the_need_within_the_share_of_the_node() -> None:
-    extra = BESIDE_RANKS + 4 * SHARED_MEMORY_PER_GPU
+def test_a_request_is_the_need_plus_a_quarter_up_to_the_share_of_the_node() -> None:
+    extra = MEMORY_OUTSIDE_RANKS + 4 * SHARED_MEMORY_PER_GPU
     assert _memory(candidate(), 4, 100 * GIB) == 125 * GIB + extra
     assert _memory(candidate(), 4, 400 * GIB) == 450 * GIB, "half of the 900 GiB that can be allocated"
     assert _memory(candidate(), 4, 600 * GIB) == 600 * GIB
@@ -365,7 +368,7 @@ def test_a_request_is_a_quarter_above_the_need_within_the_share_of_the_node() ->
     assert _memory(unknown, 4, 400 * GIB) == 500 * GIB + extra
 
 
-def test_shared_memory_is_asked_for_by_the_gpu() -> None:
+def test_shared_memory_is_requested_per_gpu() -> None:
     request = plan_of(gpu="H100 SXM", gpus=4, nodes=1).request
     assert request.shared_memory_mib == 4 * SHARED_MEMORY_PER_GPU // MIB
     assert request.memory_mib > request.shared_memory_mib, "which is part of it"

@@ -36,7 +36,7 @@ def chain(wanted: Job, made: Plan, **options: bool) -> list[NextPlan]:
     raise AssertionError("it never ends")
 
 
-def test_first_the_micro_batch_is_at_least_halved_and_the_global_batch_stays() -> None:
+def test_the_first_retry_halves_the_micro_batch_and_keeps_the_global_batch() -> None:
     wanted = job()
     made = planned(wanted)
     following = after_out_of_memory(made, wanted, attempt=0)
@@ -52,7 +52,7 @@ def test_first_the_micro_batch_is_at_least_halved_and_the_global_batch_stays() -
 
 @pytest.mark.parametrize("engine", ["torchtune", "deepspeed"])
 @pytest.mark.parametrize("method", ["full", "lora"])
-def test_every_next_plan_needs_less_or_has_more(engine: str, method: str) -> None:
+def test_every_next_plan_needs_less_memory_or_has_a_larger_gpu(engine: str, method: str) -> None:
     wanted = job(engine=engine, method=method)
     made = planned(wanted)
     for following in chain(wanted, made):
@@ -72,7 +72,7 @@ def test_every_next_plan_needs_less_or_has_more(engine: str, method: str) -> Non
         made = following.plan
 
 
-def test_then_activations_are_recomputed_then_more_is_sharded_then_the_gpu_changes() -> None:
+def test_retries_then_checkpoint_activations_then_shard_more_then_change_the_gpu() -> None:
     wanted = job(engine="deepspeed", method="lora", seq_len=512)
     made = planned(wanted)
     assert (made.layout.sharding, made.layout.activation_checkpointing) == ("zero1", False)
@@ -111,7 +111,7 @@ def test_every_change_is_noted_with_the_attempt_that_failed() -> None:
     assert Plan.from_json(following.plan.to_json()) == following.plan
 
 
-def test_the_next_gpu_is_the_one_with_the_next_larger_memory_and_enough_of_them_in_a_machine() -> None:
+def test_the_next_gpu_has_the_next_larger_memory_and_enough_gpus_per_machine() -> None:
     wanted = job(micro_batch_size=1, activation_checkpointing=True)
     made = planned(wanted, gpu="a100-80gb")
     following = after_out_of_memory(made, wanted, attempt=0)
@@ -129,7 +129,7 @@ def test_the_next_gpu_is_the_one_with_the_next_larger_memory_and_enough_of_them_
     assert after_out_of_memory(made, wanted, attempt=0, other_machines=False) is None
 
 
-def test_on_one_s_own_machine_there_is_no_other_gpu() -> None:
+def test_a_local_machine_has_no_other_gpu_to_switch_to() -> None:
     wanted = job(micro_batch_size=1, activation_checkpointing=True, method="lora")
     here = Machine(
         gpus=(("NVIDIA H100 80GB HBM3", 80 * GIB),),

@@ -29,7 +29,7 @@ def job_of(model: str, engine: Any = "torchtitan", **changes: Any) -> Job:
 
 @given(st.sampled_from(MODELS), st.sampled_from(PARALLEL_ENGINES), WORLDS, st.integers(1, 256))
 @settings(max_examples=60, deadline=None)
-def test_every_spread_uses_all_processes_reaches_the_batch_and_keeps_tensor_parallel_in_a_node(
+def test_every_spread_uses_all_processes_and_keeps_tensor_parallelism_in_a_node(
     model: str, engine: Any, world: tuple[int, int], batch: int
 ) -> None:
     job = job_of(model, engine, global_batch_size=batch)
@@ -57,14 +57,14 @@ def test_every_spread_uses_all_processes_reaches_the_batch_and_keeps_tensor_para
     WORLDS,
 )
 @settings(max_examples=60, deadline=None)
-def test_no_spread_needs_less_than_its_share_of_all_states(
+def test_every_spread_needs_at_least_its_share_of_the_states(
     model: str, method: Any, engine: Any, world: tuple[int, int]
 ) -> None:
     """The bound by which the search leaves numbers of GPUs out."""
     job = job_of(model, engine, method=method, global_batch_size=128)
     nodes, per_node = world
     search = Search(job, "bf16" if engine == "torchtune" else "bf16-mixed", "cuda")
-    whole = search.whole_states(None)
+    whole = search.total_state_bytes(None)
     for ladder in search.ladders.of(nodes, per_node):
         layout = search.ladders.rung(ladder)
         own = sum(dict(memory.states(search.setup(layout))).values())
@@ -72,13 +72,13 @@ def test_no_spread_needs_less_than_its_share_of_all_states(
         assert search.estimate(layout).needs_bytes >= own
 
 
-def test_engines_that_are_run_here_divide_the_states_alone() -> None:
+def test_launched_engines_shard_states_only() -> None:
     for engine in ("torchtune", "deepspeed"):
         for spread in spreads(job_of("llama-8b", engine), 2, 8):
             assert spread.model_parallel == 1
 
 
-def test_a_batch_smaller_than_the_gpus_is_reached_by_dividing_the_model() -> None:
+def test_a_batch_smaller_than_the_gpu_count_needs_model_parallelism() -> None:
     made = plan(
         job_of("llama-8b", global_batch_size=2), Target(kind="catalogue", nodes=1, gpus=8, gpu="H100 SXM")
     )
@@ -89,7 +89,7 @@ def test_a_batch_smaller_than_the_gpus_is_reached_by_dividing_the_model() -> Non
 
 
 @pytest.mark.parametrize("engine", PARALLEL_ENGINES)
-def test_requested_degrees_are_used_and_shown(engine: Any) -> None:
+def test_requested_parallel_degrees_are_used_and_shown(engine: Any) -> None:
     job = job_of("llama-8b", engine, tensor_parallel=2, pipeline_parallel=2, context_parallel=2)
     made = plan(job, Target(kind="catalogue", gpu="H100 SXM", nodes=1, gpus=8))
     layout = made.layout

@@ -39,7 +39,7 @@ def places(*nodes: ClusterNodes, target: Target = KUBERNETES, **more: Any) -> li
     return choose_places(LORA, target, Goals(cluster=cluster_of(*nodes, **more)))
 
 
-def test_what_is_free_comes_before_what_is_in_use() -> None:
+def test_free_nodes_rank_before_busy_ones() -> None:
     p5 = nodes_of("p5.48xlarge", 2)
     free, busy = places(p5, beside(p5, 0))
     assert (free.tier, free.gpus, free.max_nodes, free.free_nodes) == (0, 8, 2, 2)
@@ -47,7 +47,7 @@ def test_what_is_free_comes_before_what_is_in_use() -> None:
     assert busy.notes[-1] == "the run waits: 16 of these 32 H100 SXM are in use now, by team/train"
 
 
-def test_of_a_node_that_others_use_a_power_of_two_is_planned_with_and_its_share() -> None:
+def test_a_shared_node_offers_a_power_of_two_of_gpus_and_their_share() -> None:
     part, _ = places(beside(nodes_of("p5.48xlarge", 1), 5))
     assert (part.gpus, part.tier) == (4, 0)
     assert part.vcpu == int(int(90.5 / 2 * 0.9) * 4 / 5)
@@ -55,7 +55,7 @@ def test_of_a_node_that_others_use_a_power_of_two_is_planned_with_and_its_share(
     assert part.usd_per_hour == pytest.approx(whole * 4 / 5)
 
 
-def test_machines_that_may_come_add_to_those_that_are_there() -> None:
+def test_possible_new_nodes_add_to_present_ones() -> None:
     there = nodes_of("p5.48xlarge", 2)
     more = replace(there, count=0, max_new_nodes=3, added_by="Karpenter's NodePool gpus", names=())
     (place,) = places(there, more)
@@ -65,7 +65,7 @@ def test_machines_that_may_come_add_to_those_that_are_there() -> None:
     assert endless.max_nodes is None
 
 
-def test_only_the_machines_and_the_cloud_that_are_named_are_left() -> None:
+def test_named_machines_and_clouds_exclude_all_others() -> None:
     mixed = (nodes_of("p5.48xlarge", 1), nodes_of("p4d.24xlarge", 1))
     (place,) = places(*mixed, target=replace(KUBERNETES, instance_type="P4D.24xlarge"))
     assert place.name == "p4d.24xlarge"
@@ -79,7 +79,7 @@ def test_only_instance_types_with_known_resources_are_requested_from_a_cluster()
         assert all(place.vcpu and place.ram_bytes for place in found) == known
 
 
-def test_a_guess_takes_a_user_who_names_the_machine() -> None:
+def test_a_guessed_machine_is_used_only_if_the_user_names_it() -> None:
     guess = replace(nodes_of("p5.48xlarge", 0), max_new_nodes=2, guessed=True, added_by="the node group big")
     with pytest.raises(UserError, match="it has"):
         places(guess)
@@ -88,11 +88,11 @@ def test_a_guess_takes_a_user_who_names_the_machine() -> None:
 
 
 def quota(most: float, used: float = 0, what: str = GPUS) -> Quota:
-    return Quota(name="team", what=what, most=most, used=used)
+    return Quota(name="team", key=what, limit=most, used=used)
 
 
 @pytest.mark.parametrize(("most", "gpus", "nodes"), [(16, 8, 2), (12, 8, 1), (7, 4, 1), (1, 1, 1)])
-def test_a_quota_on_gpus_bounds_machines_and_parts_of_one(most: int, gpus: int, nodes: int) -> None:
+def test_a_gpu_quota_limits_nodes_and_parts_of_a_node(most: int, gpus: int, nodes: int) -> None:
     (place,) = places(nodes_of("p5.48xlarge", 4), quotas=(quota(most),))
     assert (place.gpus, place.max_nodes) == (gpus, nodes)
 
@@ -104,13 +104,13 @@ def test_a_quota_that_is_in_use_is_waited_for() -> None:
     assert later.notes[-1] == f"the run waits: of ResourceQuota team 12 of 16 {GPUS} are in use now"
 
 
-def test_quotas_on_cores_and_memory_bound_what_all_nodes_ask_for() -> None:
+def test_cpu_and_memory_quotas_limit_the_sum_of_all_nodes() -> None:
     cpu, memory = quota(100, what="requests.cpu"), quota(300 * GIB, what="memory")
     (place,) = places(nodes_of("p5.48xlarge", 4), quotas=(cpu, memory))
     assert (place.vcpu, place.ram_bytes, place.max_nodes) == (81, 300 * GIB, 1)
 
 
-def test_a_small_model_goes_to_the_cpus_of_a_cluster_without_gpus() -> None:
+def test_a_cluster_without_gpus_trains_a_small_model_on_cpus() -> None:
     made = plan(TINY, KUBERNETES, Goals(cluster=cluster_of(nodes_without_gpu=3)))
     assert made.layout.device == "cpu"
     assert any(
@@ -130,11 +130,11 @@ def test_a_small_model_goes_to_the_cpus_of_a_cluster_without_gpus() -> None:
 
 def reported(job: Job, cluster: Cluster) -> UserError:
     with pytest.raises(UserError) as caught:
-        plan(job, KUBERNETES, Goals(cluster=cluster.open))
+        plan(job, KUBERNETES, Goals(cluster=cluster.usable))
     return explain(caught.value, job, KUBERNETES, cluster)
 
 
-def test_a_taint_in_the_way_is_named_with_the_toleration_that_opens_it() -> None:
+def test_a_blocking_taint_is_named_with_its_toleration() -> None:
     taints = ("team=vision:NoSchedule", "nvidia.com/gpu:NoSchedule")
     fenced = replace(nodes_of("p5.48xlarge", 8), taints=taints, untolerated_taints=taints[:1])
     cluster = cluster_of(fenced, nodes_of("g6e.xlarge", 1))
@@ -147,7 +147,7 @@ def test_a_taint_in_the_way_is_named_with_the_toleration_that_opens_it() -> None
     assert taints_of(opened, cluster_of(replace(fenced, untolerated_taints=()))) == ()
 
 
-def test_a_quota_in_the_way_is_named_with_its_figures() -> None:
+def test_a_blocking_quota_is_named_with_its_figures() -> None:
     cluster = cluster_of(nodes_of("p5.48xlarge", 8), quotas=(quota(4, used=1),))
     error = reported(FULL, cluster)
     assert error.problem.startswith(
@@ -156,14 +156,14 @@ def test_a_quota_in_the_way_is_named_with_its_figures() -> None:
     assert not isinstance(error, CannotFit)
 
 
-def test_a_guess_in_the_way_is_named_with_the_machine_to_name() -> None:
+def test_an_unknown_instance_type_is_reported_with_the_option_that_sets_it() -> None:
     guess = replace(nodes_of("p5.48xlarge", 0), max_new_nodes=8, guessed=True, added_by="the node group big")
     error = reported(FULL, cluster_of(nodes_of("g6e.xlarge", 1), guess))
     assert "the node group big may add nodes of an unknown instance type" in error.problem
     assert "--instance-type p5.48xlarge" in error.advice
 
 
-def test_where_nothing_stands_in_the_way_the_error_is_the_planners_and_shows_no_other_machines() -> None:
+def test_without_an_obstacle_the_planner_error_is_shown_without_other_machines() -> None:
     error = reported(FULL, cluster_of(nodes_of("g6e.xlarge", 2)))
     assert isinstance(error, CannotFit)
     assert error.example_plan is None

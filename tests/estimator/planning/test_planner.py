@@ -46,7 +46,7 @@ def test_a_default_batch_becomes_the_nearest_workable_one(
 
 
 @pytest.mark.parametrize("target", [{"nodes": 4, "gpus": 8}, {"nodes": 3}, {"gpus": 3}])
-def test_a_default_batch_never_refuses_machines_that_are_asked_for(target: dict[str, int]) -> None:
+def test_a_default_batch_adapts_to_requested_machines(target: dict[str, int]) -> None:
     where = Target(kind="catalogue", gpu="A100", **target)
     with pytest.raises(UserError):
         plan(job_of("llama-8b", global_batch_size=16), where)
@@ -55,7 +55,7 @@ def test_a_default_batch_never_refuses_machines_that_are_asked_for(target: dict[
     assert any("nearest possible one to the default of 16" in line for line in made.why)
 
 
-def test_a_default_batch_is_kept_where_machines_can_make_it_up_and_left_where_none_can() -> None:
+def test_a_default_batch_changes_only_if_no_machine_divides_it() -> None:
     usual = job_of("llama-8b", method="lora", global_batch_size=16, batch_multiple=1)
     assert plan(usual, Target(kind="catalogue")).layout.global_batch_size == 16
     large = job_of("llama-405b", engine="fsdp2", global_batch_size=16, batch_multiple=1)
@@ -69,7 +69,7 @@ def test_batch_plans_on_aws_only() -> None:
         plan(job_of("llama-8b", method="lora"), Target(kind="batch", cloud="gcp"))
 
 
-def test_the_request_leaves_the_node_a_tenth_of_its_cpu_and_memory() -> None:
+def test_the_request_leaves_a_tenth_of_cpu_and_memory_to_the_node() -> None:
     made = plan(job_of("llama-8b", method="lora", global_batch_size=8), CLUSTER)
     item = hardware.instance(made.request.instance_type or "")
     share = made.request.gpus_per_node / item.gpu_count
@@ -78,7 +78,7 @@ def test_the_request_leaves_the_node_a_tenth_of_its_cpu_and_memory() -> None:
     assert made.request.memory_mib * 2**20 >= made.prediction.memory.host_bytes
 
 
-def test_the_users_choices_are_taken() -> None:
+def test_user_choices_are_kept_in_request_and_layout() -> None:
     target = Target(kind="kubernetes", nodes=2, gpus=4, gpu="H100 SXM", cloud="gcp")
     made = plan(
         job_of("llama-8b", global_batch_size=32, micro_batch_size=2, activation_checkpointing=True), target
@@ -89,7 +89,7 @@ def test_the_users_choices_are_taken() -> None:
     assert (layout.micro_batch_size, layout.accumulation, layout.activation_checkpointing) == (2, 2, True)
 
 
-def test_part_of_a_node_asks_for_what_it_needs_and_no_more_than_its_part() -> None:
+def test_a_partial_node_request_is_within_its_share() -> None:
     target = Target(kind="kubernetes", instance_type="p5.48xlarge", gpus=2)
     made = plan(job_of("llama-8b", method="lora"), target)
     assert (made.request.instance_type, made.request.gpus_per_node) == ("p5.48xlarge", 2)
@@ -100,7 +100,7 @@ def test_part_of_a_node_asks_for_what_it_needs_and_no_more_than_its_part() -> No
     assert offloaded.request.cpu == int(192 * 0.9), "the optimizer steps there"
 
 
-def test_deepspeed_shards_more_where_less_does_not_fit() -> None:
+def test_deepspeed_uses_a_higher_zero_stage_if_a_lower_one_does_not_fit() -> None:
     job = job_of("llama-8b", engine="deepspeed", global_batch_size=8, seq_len=512)
     small = plan(job, Target(machine=with_gpus("H200 SXM", 8)))
     large = plan(replace(job, model=find("codestral")), Target(machine=with_gpus("H100 SXM", 8)))
@@ -127,7 +127,7 @@ def test_two_local_nodes_share_the_batch_and_the_memory(engine: Any, sharding: s
     assert (made.layout.sharding, made.prediction.memory.capacity_bytes) == (sharding, LAPTOP.ram_bytes // 2)
 
 
-def test_a_large_model_is_not_tried_on_a_cpu_unless_asked() -> None:
+def test_a_large_model_is_planned_on_cpus_only_if_requested() -> None:
     job = job_of("llama-8b", method="lora")
     with pytest.raises(CannotFit) as caught:
         plan(job, Target(machine=LAPTOP))
@@ -140,25 +140,25 @@ def test_a_large_model_is_not_tried_on_a_cpu_unless_asked() -> None:
     assert plan(job, Target(machine=big, device="cpu")).layout.device == "cpu"
 
 
-def test_cpus_asked_for_are_refused_by_memory_only() -> None:
+def test_requested_cpus_are_refused_only_for_lack_of_memory() -> None:
     with pytest.raises(CannotFit, match="does not fit in the available memory"):
         plan(job_of("llama-8b"), Target(machine=LAPTOP, device="cpu"))
 
 
 @pytest.mark.parametrize("engine", ["torchtune", "deepspeed", "fsdp2"])
-def test_qlora_is_offered_on_the_engine_that_was_asked_for(engine: str) -> None:
+def test_qlora_is_suggested_on_the_requested_engine(engine: str) -> None:
     job = job_of("codestral", method="lora", engine=engine)
     with pytest.raises(CannotFit) as caught:
         plan(job, Target(machine=with_gpus("NVIDIA L4", 1)))
     assert {"method": "qlora"} in caught.value.suggestions
 
 
-def test_where_an_engine_can_not_quantize_a_model_qlora_is_offered_on_one_that_can() -> None:
+def test_qlora_is_suggested_on_another_engine_if_the_requested_one_cannot_quantize() -> None:
     quantized = as_qlora(job_of("smollm2-135m", method="lora", engine="torchtune"))
     assert (quantized.method, quantized.engine) == ("qlora", "deepspeed")
 
 
-def test_local_gpus_are_all_used_as_far_as_they_divide_the_batch() -> None:
+def test_all_local_gpus_that_divide_the_batch_are_used() -> None:
     machine = with_gpus("NVIDIA H100 80GB HBM3", 8)
     assert plan(job_of("llama-8b", global_batch_size=16), Target(machine=machine)).layout.world_size == 8
     six = plan(job_of("llama-8b", global_batch_size=6), Target(machine=machine))
@@ -166,7 +166,7 @@ def test_local_gpus_are_all_used_as_far_as_they_divide_the_batch() -> None:
     assert any("6 of 8 GPUs" in line for line in six.why)
 
 
-def test_a_gpu_that_the_table_lacks_still_gets_a_plan_without_a_speed() -> None:
+def test_a_gpu_missing_from_the_table_gets_a_plan_without_speed() -> None:
     machine = Machine(
         gpus=(("NVIDIA X1000", 80 * GIB),), cpu_cores=8, ram_bytes=64 * GIB, disk_free_bytes=GIB
     )
@@ -184,7 +184,7 @@ def test_a_gpu_that_the_table_lacks_still_gets_a_plan_without_a_speed() -> None:
     ],
     ids=["auto", "liger", "torchtune", "gemma"],
 )
-def test_a_gpu_without_bf16_trains_in_fp16_where_that_is_tested_and_else_in_fp32(
+def test_a_gpu_without_bf16_uses_fp16_for_tested_families_else_fp32(
     options: dict[str, Any], engine: str, precision: str
 ) -> None:
     job = job_of(**{"model": "llama-3.2-1b", "method": "lora", "engine": "auto", "seq_len": 512} | options)
@@ -192,7 +192,7 @@ def test_a_gpu_without_bf16_trains_in_fp16_where_that_is_tested_and_else_in_fp32
     assert (made.engine, made.layout.precision, made.liger) == (engine, precision, "liger" in options)
 
 
-def test_fp16_is_refused_for_engines_and_options_that_do_not_have_it() -> None:
+def test_fp16_is_refused_for_unsupported_engines_and_options() -> None:
     for options, reason in (({"engine": "deepspeed"}, "only fsdp2"), ({"liger": True}, "fp16-mixed scales")):
         job = job_of("llama-8b", **{"engine": "fsdp2", "precision": "fp16-mixed"} | options)
         assert reason in str(unsupported_job(job))
@@ -207,13 +207,13 @@ def test_fp16_is_refused_for_engines_and_options_that_do_not_have_it() -> None:
         (
             {"global_batch_size": 10},
             {"nodes": 2, "gpus": 2},
-            "batch of 10 is not divisible over 2 node(s) of 2",
+            "batch of 10 is not divisible over 2 nodes of 2",
         ),
         ({"global_batch_size": 8, "micro_batch_size": 4}, {"nodes": 4}, "with micro batch 4"),
-        ({"global_batch_size": 8}, {"machine": None, "kind": "catalogue", "gpus": 3}, "over 1 node(s) of 3"),
+        ({"global_batch_size": 8}, {"machine": None, "kind": "catalogue", "gpus": 3}, "over 1 node of 3"),
     ],
 )
-def test_a_batch_that_the_processes_do_not_divide_is_refused_with_the_nearest_one(
+def test_an_indivisible_batch_is_refused_with_the_nearest_divisible_one(
     job: dict[str, Any], target: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(UserError) as caught:
@@ -234,7 +234,7 @@ def test_a_batch_that_the_processes_do_not_divide_is_refused_with_the_nearest_on
         ({"device": "cpu", "gpu": "L4"}, "--device cpu and --gpu L4 contradict"),
     ],
 )
-def test_a_place_that_does_not_exist_is_refused_in_one_line(target: dict[str, Any], words: str) -> None:
+def test_an_unknown_gpu_machine_or_cloud_is_a_one_line_error(target: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError) as caught:
         plan(job_of("llama-8b", global_batch_size=32), Target(kind="kubernetes", **target))
     assert words in caught.value.problem
@@ -253,14 +253,14 @@ def test_a_small_model_can_be_planned_for_a_clusters_cpus(kind: Any) -> None:
     assert made.prediction.usd_per_hour is None
 
 
-def test_a_model_too_large_for_a_clusters_cpus_is_planned_for_gpus_instead() -> None:
+def test_a_model_too_large_for_cluster_cpus_is_planned_for_gpus() -> None:
     with pytest.raises(CannotFit) as caught:
         plan(job_of("llama-8b"), Target(kind="kubernetes", device="cpu"))
     assert "does not fit" in caught.value.problem
     assert "Remove --device" in caught.value.advice
 
 
-def test_gpus_that_a_machine_lacks_are_refused() -> None:
+def test_more_gpus_than_a_machine_has_are_refused() -> None:
     machine = with_gpus("NVIDIA L4", 2)
     with pytest.raises(UserError, match="this machine has 2"):
         plan(job_of("tiny-llama"), Target(machine=machine, gpus=4))
@@ -268,7 +268,7 @@ def test_gpus_that_a_machine_lacks_are_refused() -> None:
         plan(job_of("tiny-llama"), Target(machine=LAPTOP, device="cuda"))
 
 
-def test_cannot_fit_travels_between_processes() -> None:
+def test_cannot_fit_survives_pickling() -> None:
     batch = {"with": "batch"}
     error = CannotFit("does not fit", "do", suggestions=(batch,), here="a laptop")
     copy = pickle.loads(pickle.dumps(error))  # noqa: S301
@@ -287,7 +287,7 @@ def test_cannot_fit_travels_between_processes() -> None:
     st.integers(1, 2048),
 )
 @settings(max_examples=40, deadline=None)
-def test_a_plan_fits_has_the_batch_asked_for_and_survives_json(
+def test_every_plan_fits_has_the_requested_batch_and_survives_json(
     model: str, method: Any, engine: Any, batch: int, seq_len: int
 ) -> None:
     job = job_of(model, method=method, engine=engine, global_batch_size=batch, seq_len=seq_len)

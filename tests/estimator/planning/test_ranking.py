@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from estimator import Job, Target
-from estimator.engines.support import with_engine
+from estimator.engines.support import with_simplest_engine
 from estimator.models import find
 from estimator.planning.capacity import why_rare
 from estimator.planning.clusters import Survey, build_plan, survey_places
 from estimator.planning.goals import Goals
 from estimator.planning.planner import plan, plans
-from estimator.planning.ranking import in_order
+from estimator.planning.ranking import sort_candidates
 from estimator.planning.search import REPLAN_HOURS, Candidate, Evidence, complexity
 from estimator.risk import least_capacity
 
@@ -24,11 +24,11 @@ FULL = Job(model=find("llama-8b"), global_batch_size=16)
 
 
 def surveyed(job: Job = FULL, goals: Goals | None = None, target: Target = ANY) -> Survey:
-    return survey_places(with_engine(job), target, goals or Goals(), Evidence())
+    return survey_places(with_simplest_engine(job), target, goals or Goals(), Evidence())
 
 
 def ordered(survey: Survey, candidates: list[Candidate]) -> list[Candidate]:
-    return in_order(candidates, survey.goals, tokens=survey.tokens, target=survey.target)
+    return sort_candidates(candidates, survey.goals, tokens=survey.tokens, target=survey.target)
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def ordered(survey: Survey, candidates: list[Candidate]) -> list[Candidate]:
         Goals(tokens=10**9, deadline_hours=20),
     ],
 )
-def test_the_same_candidates_come_in_the_same_order_however_they_are_shuffled(goals: Goals) -> None:
+def test_the_ranking_does_not_depend_on_the_input_order(goals: Goals) -> None:
     survey = surveyed(goals=goals)
     expected = [(c.usd_per_hour, c.layout) for c in ordered(survey, survey.candidates)]
     assert len(expected) > 10
@@ -49,16 +49,16 @@ def test_the_same_candidates_come_in_the_same_order_however_they_are_shuffled(go
         assert [(c.usd_per_hour, c.layout) for c in ordered(survey, shuffled)] == expected
 
 
-def test_a_plan_says_in_which_way_its_machine_is_the_cheapest() -> None:
+def test_the_reason_states_in_which_sense_a_machine_is_the_cheapest() -> None:
     seen = set()
     for model in ("llama-8b", "llama-3.2-3b", "qwen2.5-14b", "llama-70b", "mixtral-8x7b"):
         survey = surveyed(Job(model=find(model), engine="auto", global_batch_size=64), target=USUAL)
         best = survey.candidates[0]
-        weighed = [c for c in survey.candidates if not why_rare(c.place) and c.place and c.place.ram_bytes]
-        least = min(c.usd_per_token or 9 for c in weighed)
+        weighted = [c for c in survey.candidates if not why_rare(c.place) and c.place and c.place.ram_bytes]
+        least = min(c.usd_per_token or 9 for c in weighted)
         words = " ".join(build_plan(survey, best, (), best).why)
         cheapest = best.usd_per_token == least
-        assert ("is the cheapest a token of" in words) == cheapest
+        assert ("is the cheapest per token of" in words) == cheapest
         assert (f"of those within 20% of the cheapest, ${least * 1e6:.2f} per million tokens," in words) != (
             cheapest
         )
@@ -66,7 +66,7 @@ def test_a_plan_says_in_which_way_its_machine_is_the_cheapest() -> None:
     assert seen == {True, False}
 
 
-def test_the_simpler_layout_decides_where_the_price_is_one_and_gpus_that_idle_come_last() -> None:
+def test_simpler_layouts_win_price_ties_and_idle_gpus_rank_last() -> None:
     survey = surveyed(replace(FULL, method="lora"))
     some = next(c for c in survey.candidates if c.layout.world_size == 8 and c.usd_per_hour)
     halved = replace(some, layout=replace(some.layout, processes_per_node=4))
@@ -78,7 +78,7 @@ def test_the_simpler_layout_decides_where_the_price_is_one_and_gpus_that_idle_co
     assert ordered(survey, [some, of_cluster])[0] is of_cluster
 
 
-def test_a_gpu_without_a_measured_run_and_machines_used_in_part_come_after_others() -> None:
+def test_unmeasured_gpus_and_partly_used_machines_rank_after_others() -> None:
     for model, method in (("llama-8b", "full"), ("llama-70b", "full"), ("mixtral-8x7b", "lora")):
         job = Job(model=find(model), method=method, engine="auto", global_batch_size=16)  # type: ignore[arg-type]
         survey = surveyed(job, target=USUAL)
@@ -93,7 +93,7 @@ def test_a_gpu_without_a_measured_run_and_machines_used_in_part_come_after_other
     assert idle == sorted(idle)
 
 
-def test_a_machine_never_comes_before_a_clearly_cheaper_one_with_the_same_gpus() -> None:
+def test_a_machine_never_ranks_before_a_clearly_cheaper_one_with_the_same_gpus() -> None:
     for goals in (Goals(), Goals(tokens=10**9)):
         seen: dict[tuple[object, ...], float] = {}
         for candidate in surveyed(goals=goals, target=USUAL).candidates:
@@ -117,12 +117,12 @@ def test_a_machine_never_comes_before_a_clearly_cheaper_one_with_the_same_gpus()
         ({"sharding": "none", "pipeline_parallel": 4}, (3, False)),
     ],
 )
-def test_layouts_have_a_rank_of_simplicity(fields: dict[str, Any], rank: tuple[int, bool]) -> None:
+def test_layouts_are_ordered_by_complexity(fields: dict[str, Any], rank: tuple[int, bool]) -> None:
     layout = replace(plan(FULL, replace(ANY, gpu="A100 SXM 80GB")).layout, **fields)
     assert complexity(layout) == rank
 
 
-def test_tensor_parallel_is_left_out_where_sharding_alone_is_as_fast() -> None:
+def test_tensor_parallelism_is_not_used_if_sharding_is_as_fast() -> None:
     job = Job(model=find("llama-8b"), engine="torchtitan", global_batch_size=64)
     assert plan(job, replace(ANY, gpu="H100 SXM", nodes=1, gpus=8)).layout.tensor_parallel == 1
 
@@ -131,7 +131,7 @@ def test_tensor_parallel_is_left_out_where_sharding_alone_is_as_fast() -> None:
 
 
 @pytest.mark.parametrize("method", ["lora", "qlora"])
-def test_a_machine_is_filled_before_a_second_one_is_asked_for(method: Any) -> None:
+def test_a_machine_is_filled_before_a_second_one_is_requested(method: Any) -> None:
     part = Target(kind="catalogue", instance_type="p5.48xlarge", gpus=1)
     for made in plans(replace(FULL, method=method), part, top=20).plans:
         assert (made.request.nodes, made.request.gpus_per_node) == (1, 1)
@@ -139,7 +139,7 @@ def test_a_machine_is_filled_before_a_second_one_is_asked_for(method: Any) -> No
     assert (both.request.nodes, both.request.gpus_per_node) == (2, 1)
 
 
-def test_single_gpus_of_several_machines_are_not_joined_where_one_machine_has_as_many() -> None:
+def test_single_gpu_machines_are_not_combined_if_one_machine_has_as_many_gpus() -> None:
     for made in plans(Job(model=find("qwen2.5-14b"), global_batch_size=16), ANY, top=50).plans:
         machines = made.request.nodes
         if machines > 1:
@@ -154,7 +154,7 @@ def test_single_gpus_of_several_machines_are_not_joined_where_one_machine_has_as
 @pytest.mark.parametrize("model", ["llama-8b", "qwen2.5-14b"])
 @pytest.mark.parametrize("method", ["full", "lora", "qlora"])
 @pytest.mark.parametrize("engine", ["torchtune", "torchtitan"])
-def test_what_a_plan_says_of_its_micro_batch_and_checkpointing_is_true(
+def test_the_reasons_for_micro_batch_and_checkpointing_are_correct(
     model: str, method: Any, engine: Any
 ) -> None:
     survey = surveyed(Job(model=find(model), method=method, engine=engine, global_batch_size=32))
@@ -181,14 +181,14 @@ def test_what_a_plan_says_of_its_micro_batch_and_checkpointing_is_true(
         assert said == (layout.activation_checkpointing and verdict != "fits")
 
 
-def test_a_whole_machine_comes_before_parts_of_it_that_cost_as_much() -> None:
+def test_a_complete_machine_ranks_before_parts_at_the_same_price() -> None:
     job = Job(model=find("qwen2.5-32b"), engine="fsdp2", global_batch_size=16)
     target = replace(ANY, gpu="RTX PRO 6000 Blackwell", cloud="aws")
     made = plan(job, target)
     assert (made.request.nodes, made.request.gpus_per_node) == (1, 8)
 
 
-def test_a_tight_plan_ranks_behind_all_that_fit_unless_it_is_accepted() -> None:
+def test_a_tight_plan_ranks_after_those_that_fit_unless_accepted() -> None:
     for target, is_last in ((ANY, True), (replace(ANY, tight=True), False)):
         survey = surveyed(target=target)
         cheapest = survey.candidates[0]
@@ -199,7 +199,7 @@ def test_a_tight_plan_ranks_behind_all_that_fit_unless_it_is_accepted() -> None:
         assert (ranked[-1] == tight) == is_last
 
 
-def test_expected_hours_hold_the_starts_that_run_out_of_memory() -> None:
+def test_expected_hours_include_starts_that_run_out_of_memory() -> None:
     candidate = surveyed(goals=Goals(tokens=10**9)).candidates[0]
     tight = replace(candidate, memory=candidate.memory.with_capacity(candidate.memory.needs_bytes))
     hours, expected = tight.hours(10**9), tight.expected_hours(10**9)
@@ -210,7 +210,7 @@ def test_expected_hours_hold_the_starts_that_run_out_of_memory() -> None:
     assert expected - hours == pytest.approx(tight.start_up.hours + REPLAN_HOURS)
 
 
-def test_first_choices_run_out_of_memory_in_less_than_2_of_100_cases() -> None:
+def test_first_ranked_plans_have_an_out_of_memory_risk_below_2_percent() -> None:
     for name, method in (("llama-8b", "full"), ("llama-70b", "lora"), ("mixtral-8x7b", "lora")):
         risk = plan(Job(model=find(name), method=method), USUAL).prediction.memory.out_of_memory_risk
         assert risk is not None

@@ -22,7 +22,7 @@ SWITCHES = {"longest_first": True, "expandable_segments": True}
         (SWITCHES | {"device": "cpu"}, None),
     ],
 )
-def test_varying_lengths_are_explained_by_the_switches_that_are_on(
+def test_the_reason_for_varying_lengths_names_the_enabled_options(
     fields: dict[str, Any], named: tuple[bool, bool] | None
 ) -> None:
     switches = {name: value for name, value in fields.items() if name != "device"}

@@ -14,7 +14,7 @@ LAPTOP = Machine(cpu_cores=4, ram_bytes=16 * GIB, disk_free_bytes=100 * GIB)
 
 
 @pytest.mark.parametrize("width", [60, 100])
-def test_a_plan_shows_request_memory_price_and_reasons_within_the_width(width: int) -> None:
+def test_a_report_shows_request_memory_price_and_reasons_within_the_width(width: int) -> None:
     made = plan(Job(model=find("llama-70b"), global_batch_size=64, steps=100), Target(kind="kubernetes"))
     text = render(made, width)
     assert max(len(line) for line in text.splitlines()) <= width
@@ -41,7 +41,7 @@ def test_unknown_figures_are_shown_as_unknown() -> None:
     assert "$" not in text
 
 
-def test_a_job_that_does_not_fit_shows_what_it_needs_and_the_commands_that_would_work() -> None:
+def test_a_job_that_does_not_fit_shows_the_need_and_working_commands() -> None:
     with pytest.raises(CannotFit) as caught:
         plan(Job(model=find("llama-8b"), method="lora"), Target(machine=LAPTOP))
     text = render_cannot_fit(caught.value, "python flow.py run --model llama-8b --method lora")
@@ -51,7 +51,7 @@ def test_a_job_that_does_not_fit_shows_what_it_needs_and_the_commands_that_would
     assert "  python flow.py run --model llama-8b --method lora --with kubernetes" in text
 
 
-def test_a_suggested_value_replaces_the_one_that_was_given() -> None:
+def test_a_suggested_value_replaces_that_of_the_command() -> None:
     error = CannotFit("no", suggestions=({"method": "qlora"},))
     for given in ("--method lora", "--method=lora"):
         text = render_cannot_fit(error, f"python flow.py run {given} --nodes 1")
@@ -60,7 +60,7 @@ def test_a_suggested_value_replaces_the_one_that_was_given() -> None:
 
 @pytest.mark.parametrize("model", ["llama-8b", "llama-70b", "mixtral-8x7b", "stable-diffusion-xl"])
 @pytest.mark.parametrize("target", [Target(kind="kubernetes"), Target(kind="catalogue", nodes=2)])
-def test_a_summary_fits_a_screen_and_has_place_price_time_and_memory(model: str, target: Target) -> None:
+def test_a_summary_fits_one_screen_with_place_price_time_and_memory(model: str, target: Target) -> None:
     spec = resolve(model).spec
     job = Job(
         model=spec,

@@ -25,7 +25,7 @@ ONE = Target(kind="catalogue", nodes=1, gpus=1, gpu="RTX 4090")
     ("changes", "gpu"),
     [({}, "RTX 4090"), ({"engine": "deepspeed", "seq_len": 8192}, "L40S")],
 )
-def test_the_fastest_that_fits_is_taken_and_the_reason_compares_it_with_full(
+def test_the_fastest_recomputation_is_chosen_and_compared_with_full_checkpointing(
     changes: dict[str, Any], gpu: str
 ) -> None:
     job, place = replace(JOB, **changes), replace(ONE, gpu=gpu)
@@ -61,14 +61,14 @@ def test_the_fastest_that_fits_is_taken_and_the_reason_compares_it_with_full(
         ({"engine": "torchtitan"}, ("full", 1)),
     ],
 )
-def test_a_given_value_and_an_engine_without_the_choice_keep_theirs(
+def test_a_user_value_or_an_engine_without_the_choice_fixes_recomputation(
     changes: dict[str, Any], expected: tuple[str, int]
 ) -> None:
     made = plan(replace(JOB, **changes), replace(ONE, gpu="RTX A6000"))
     assert (made.layout.recompute, made.layout.recompute_every) == expected
 
 
-def test_after_an_out_of_memory_failure_whole_blocks_are_recomputed_first() -> None:
+def test_the_first_retry_recomputes_complete_blocks() -> None:
     made = plan(JOB, ONE)
     following = after_out_of_memory(made, JOB, attempt=0)
     assert following is not None
@@ -76,6 +76,6 @@ def test_after_an_out_of_memory_failure_whole_blocks_are_recomputed_first() -> N
     assert following.change.startswith("recompute")
 
 
-def test_without_a_need_nothing_is_recomputed() -> None:
+def test_checkpointing_is_off_if_the_memory_suffices() -> None:
     made = plan(JOB, replace(ONE, gpu="H200 SXM"))
     assert made.layout.checkpointing == "off"

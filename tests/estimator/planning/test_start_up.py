@@ -31,7 +31,7 @@ def test_every_figure_has_its_source_and_date() -> None:
         assert row["cloud"] == "*" or row["cloud"] in hardware.clouds()
 
 
-def test_a_short_job_is_not_sent_to_many_dear_machines_that_would_be_started_for_minutes() -> None:
+def test_a_short_job_is_not_planned_on_many_expensive_machines() -> None:
     job = Job(model=SMALL, global_batch_size=64)
     ranked = plans(job, replace(ANY, capacity="any"), Goals(tokens=10**9, budget_usd=300, max_nodes=64))
     for made in ranked.plans:

@@ -16,7 +16,7 @@ CLUSTER = Target(kind="kubernetes")
 
 
 @pytest.mark.parametrize(("model", "nodes"), [("llama-8b", 1), ("llama-70b", 2)])
-def test_prepare_asks_for_the_disk_of_weights_and_data_and_no_more(model: str, nodes: int) -> None:
+def test_prepare_requests_disk_for_weights_and_data_only(model: str, nodes: int) -> None:
     job = Job(model=find(model), global_batch_size=64)
     made = plan(job, replace(CLUSTER, gpu="H100 SXM", nodes=nodes))
     prepare = made.prepare
@@ -28,7 +28,7 @@ def test_prepare_asks_for_the_disk_of_weights_and_data_and_no_more(model: str, n
     assert prepare.memory_mib <= 16 * 1024
 
 
-def test_the_disk_of_a_pod_holds_no_checkpoint_that_lies_in_the_datastore() -> None:
+def test_the_disk_request_of_a_pod_excludes_uploaded_checkpoints() -> None:
     """Its part of one being written and of one being sent, and the whole of the one that it resumes."""
     job = Job(model=find("llama-70b"), global_batch_size=16, keep_checkpoints=2)
     made = plan(job, replace(CLUSTER, gpu="H100 SXM", nodes=2, cloud="aws"))
@@ -48,7 +48,7 @@ def test_the_disk_of_a_pod_holds_no_checkpoint_that_lies_in_the_datastore() -> N
         ("mixtral-8x7b", "full", "A100 SXM 80GB", 2, 2),
     ],
 )
-def test_evaluate_asks_for_the_fewest_gpus_of_one_node_that_hold_the_model(
+def test_evaluate_requests_the_fewest_gpus_of_one_node_that_hold_the_model(
     model: str, method: str, gpu: str, gpus: int, nodes: int
 ) -> None:
     job = Job(model=find(model), method=method, engine="auto", global_batch_size=64)  # type: ignore[arg-type]
@@ -65,13 +65,13 @@ def test_evaluate_asks_for_the_fewest_gpus_of_one_node_that_hold_the_model(
     assert evaluate.disk_mib * 2**20 > 4 * job.model.parameters
 
 
-def test_on_machines_at_hand_the_steps_share_what_there_is() -> None:
+def test_local_plans_have_no_step_requests_and_no_start_up() -> None:
     machine = Machine(cpu_cores=4, ram_bytes=16 * GIB, disk_free_bytes=GIB)
     made = plan(Job(model=find("tiny-llama"), seq_len=512), Target(machine=machine))
     assert made.prepare is made.evaluate is made.prediction.start_up is None
 
 
-def test_on_a_clusters_cpus_evaluate_asks_for_one_node_like_those_of_training() -> None:
+def test_on_cluster_cpus_evaluate_requests_one_training_node() -> None:
     made = plan(Job(model=find("tiny-llama"), seq_len=512), replace(CLUSTER, device="cpu", nodes=2))
     assert made.evaluate.nodes == 1
     assert (made.evaluate.cpu, made.evaluate.memory_mib) == (made.request.cpu, made.request.memory_mib)

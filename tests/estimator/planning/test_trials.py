@@ -30,7 +30,7 @@ def test_the_launched_plan_comes_first_and_others_are_layouts_of_the_same_machin
     assert trial_plans(Plan.from_json(launched.to_json()), JOB) == tried, "every node derives the same"
 
 
-def test_a_tried_plan_says_what_differs_from_the_launched_one() -> None:
+def test_a_trial_plan_records_its_differences_from_the_launched_one() -> None:
     launched = planned(gpu="H100 SXM", nodes=1, gpus=1)
     for each in trial_plans(launched, JOB)[1:]:
         notes = {
@@ -42,7 +42,7 @@ def test_a_tried_plan_says_what_differs_from_the_launched_one() -> None:
             assert after == str(getattr(each.layout, name))
 
 
-def test_the_users_own_micro_batch_is_kept() -> None:
+def test_trials_keep_the_micro_batch_of_the_user() -> None:
     own = replace(JOB, micro_batch_size=2)
     launched = plan(own, Target(kind="kubernetes", gpu="H100 SXM", nodes=1, gpus=1))
     assert {each.layout.micro_batch_size for each in trial_plans(launched, own)} == {2}

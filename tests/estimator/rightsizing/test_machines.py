@@ -18,7 +18,7 @@ GIB = 2**30
 AWS = Target(kind="batch")
 
 
-def test_the_cheapest_machine_that_has_what_is_needed_is_chosen() -> None:
+def test_the_cheapest_machine_with_the_required_resources_is_chosen() -> None:
     needs = Needs(gpus=1, gpu_memory_bytes=40 * GIB, memory_mib=20 * 1024)
     chosen = choose_machine(needs, AWS, Goals())
     gpu = hardware.gpu(chosen.gpu_type or "")
@@ -36,13 +36,13 @@ def test_the_cheapest_machine_that_has_what_is_needed_is_chosen() -> None:
     assert price == min(others)
 
 
-def test_a_named_gpu_is_taken_and_impossible_needs_are_refused() -> None:
+def test_a_requested_gpu_is_used_and_impossible_needs_are_refused() -> None:
     assert choose_machine(Needs(gpus=1), Target(kind="kubernetes", gpu="A10G"), Goals()).gpu_type == "A10G"
     with pytest.raises(UserError, match="64x GPU"):
         choose_machine(Needs(gpus=64), AWS, Goals())
 
 
-def test_this_machine_must_have_the_gpus() -> None:
+def test_a_local_machine_without_the_required_gpus_is_refused() -> None:
     machine = Machine(gpus=(("NVIDIA L4", 24 * GIB),), cpu_cores=8, ram_bytes=32 * GIB, disk_free_bytes=GIB)
     here = Target(kind="local", machine=machine)
     assert choose_machine(Needs(gpus=1), here, Goals()).gpu_type == "L4"

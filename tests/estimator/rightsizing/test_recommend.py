@@ -27,7 +27,7 @@ def _memory(history: list[Usage], parameters: dict[str, str] | None = SAME) -> i
     peaks=st.lists(st.floats(50, 500_000), min_size=1, max_size=20),
     failures=st.lists(st.tuples(st.floats(50, 500_000), st.integers(100, 500_000)), max_size=5),
 )
-def test_no_request_is_below_what_a_task_used_or_ran_out_of_memory_with(
+def test_no_request_is_below_a_used_peak_or_a_size_that_ran_out_of_memory(
     peaks: list[float], failures: list[tuple[float, int]]
 ) -> None:
     history = [usage(peak, at=number) for number, peak in enumerate(peaks)]
@@ -47,7 +47,7 @@ def test_headroom_shrinks_as_tasks_accumulate() -> None:
     assert requests[-1] == pytest.approx(12_300, abs=128)
 
 
-def test_after_a_success_a_failure_counts_by_its_peak_alone() -> None:
+def test_after_a_success_an_out_of_memory_task_counts_with_its_peak_only() -> None:
     lacking = usage(3900, at=1, ending="out of memory", requested=Sizes(memory_mib=4000))
     assert _memory([usage(1000), lacking]) >= 6000
     assert _memory([usage(1000), lacking, usage(4200, at=2)]) < 6600
@@ -61,7 +61,7 @@ def test_only_tasks_with_the_same_parameters_count_unless_these_made_no_differen
     assert 1000 < _memory(alike) < 2000
 
 
-def test_a_saturated_cpu_is_not_taken_away() -> None:
+def test_a_saturated_cpu_request_is_not_reduced() -> None:
     def cores(used: float) -> float | None:
         found = recommend([usage(cpu=used)], SAME)
         return found.sizes.cpu if found else None
@@ -72,7 +72,7 @@ def test_a_saturated_cpu_is_not_taken_away() -> None:
     assert found.sizes.cpu is None, "not measured"
 
 
-def test_idle_gpus_are_dropped_and_unmeasured_ones_stay() -> None:
+def test_idle_gpus_are_dropped_and_unmeasured_ones_kept() -> None:
     asked = Sizes(cpu=4, memory_mib=8000, gpus=2)
     idle = replace(gpu(0), utilization=0.0)
     found = recommend([usage(gpus=(gpu(20), idle), requested=asked)], SAME)
@@ -91,7 +91,7 @@ def test_a_step_that_ran_out_of_gpu_memory_needs_a_larger_gpu() -> None:
     assert found.gpu_memory_bytes == 120 * GIB
 
 
-def test_the_report_prices_what_is_wasted_and_writes_the_line() -> None:
+def test_the_report_prices_waste_and_prints_the_decorator_line() -> None:
     report = report_step([usage(1000, at=at) for at in range(5)])
     assert report.resources == "@resources(cpu=2, memory=1611)"
     assert report.usd == pytest.approx(5 * 0.17, rel=0.01)  # c6i: 4 CPU and 8 GiB

@@ -25,14 +25,14 @@ P, H, L = LLAMA.parameters, LLAMA.hidden, LLAMA.layers
 FAST = Links(intra_bytes_per_s=100.0, inter_bytes_per_s=10.0, domain=8)
 
 
-def test_sharded_weights_are_gathered_twice_and_gradients_reduced_once_a_micro_batch() -> None:
+def test_sharding_gathers_weights_twice_and_reduces_gradients_once_per_micro_batch() -> None:
     for sharding in ("fsdp", "zero3"):
         engine = "deepspeed" if sharding == "zero3" else "torchtune"
         volume = volumes(Setup(model=LLAMA, sharding=sharding, shard=8, engine=engine))
         assert (volume.gather, volume.gather_step) == (pytest.approx(3 * 2 * P), 0)
 
 
-def test_replicas_reduce_gradients_once_a_step() -> None:
+def test_replicas_reduce_gradients_once_per_step() -> None:
     for setup in (
         Setup(model=LLAMA, sharding="ddp", replicate=8),
         Setup(model=LLAMA, sharding="zero1", shard=8, engine="deepspeed"),
@@ -42,51 +42,51 @@ def test_replicas_reduce_gradients_once_a_step() -> None:
         assert (volume.gather, volume.gather_step) == (0, pytest.approx(2 * 2 * P))
 
 
-def test_a_hybrid_group_gathers_inside_and_reduces_its_shard_between_replicas() -> None:
+def test_hybrid_sharding_gathers_inside_a_group_and_reduces_shards_between_replicas() -> None:
     volume = volumes(Setup(model=LLAMA, sharding="fsdp", shard=8, replicate=2))
     assert (volume.gather, volume.replicas_step) == (pytest.approx(6 * P), pytest.approx(4 * P / 8))
 
 
-def test_keeping_weights_gathered_saves_one_gathering() -> None:
+def test_keeping_weights_gathered_saves_one_all_gather() -> None:
     fsdp = volumes(Setup(model=LLAMA, sharding="fsdp", shard=8)).gather
     assert volumes(Setup(model=LLAMA, sharding="shard_grad_op", shard=8)).gather == pytest.approx(
         fsdp * 2 / 3
     )
 
 
-def test_adapters_reduce_next_to_nothing_and_4_bit_weights_gather_a_quarter() -> None:
+def test_adapters_reduce_almost_nothing_and_4_bit_weights_gather_a_quarter() -> None:
     lora = volumes(Setup(model=LLAMA, method="lora", sharding="fsdp", shard=8)).gather
     qlora = volumes(Setup(model=LLAMA, method="lora", quantization="nf4", sharding="fsdp", shard=8)).gather
     assert lora == pytest.approx(4 * P, rel=0.02)
     assert 0.3 < qlora / lora < 0.45  # embeddings and head stay in 16 bits
 
 
-def test_tensor_parallelism_exchanges_four_activations_a_layer_each_way() -> None:
+def test_tensor_parallelism_exchanges_four_activations_per_layer_and_direction() -> None:
     setup = Setup(model=LLAMA, tensor=4, seq_len=1024)
-    once = 1024 * H * 2 * L
-    assert volumes(setup).tensor == 8 * once
-    assert volumes(replace(setup, checkpointing="full")).tensor == 10 * once
+    overlapped_per_step = 1024 * H * 2 * L
+    assert volumes(setup).tensor == 8 * overlapped_per_step
+    assert volumes(replace(setup, checkpointing="full")).tensor == 10 * overlapped_per_step
 
 
-def test_a_ring_of_contexts_passes_keys_and_values_to_all_others() -> None:
+def test_context_parallelism_sends_keys_and_values_around_the_ring() -> None:
     setup = Setup(model=LLAMA, context=4, sharding="fsdp", shard=4, seq_len=8192)
     keys = 2048 * (LLAMA.kv_dim + LLAMA.v_dim) * 2
     assert volumes(setup).context == 3 * keys * 3 * L
 
 
-def test_experts_exchange_each_tokens_copies_twice_each_way() -> None:
+def test_expert_parallelism_exchanges_each_token_copy_twice_per_direction() -> None:
     model = find("mixtral-8x7b")
     setup = Setup(model=model, expert=8, sharding="zero1", shard=8, engine="megatron", seq_len=1024)
     assert volumes(setup).expert == 4 * 1024 * model.hidden * 2 * 2 * model.layers
 
 
-def test_one_process_has_nothing_to_say() -> None:
+def test_a_single_process_has_no_communication() -> None:
     setup = Setup(model=LLAMA)
     times = communication_seconds(setup, Links(intra_bytes_per_s=None, inter_bytes_per_s=None, domain=1))
-    assert times.tensor == times.expert == times.behind == times.once == 0
+    assert times.tensor == times.expert == times.overlapped == times.overlapped_per_step == 0
 
 
-def test_a_ring_within_a_node_takes_the_fast_link() -> None:
+def test_a_ring_within_a_node_uses_the_fast_link() -> None:
     assert (FAST.ring(800, 8), FAST.ring(800, 1)) == (pytest.approx(800 * 7 / 8 / 100), 0)
 
 
@@ -96,13 +96,13 @@ def test_a_ring_leaves_each_node_once_and_rings_share_the_nodes_network() -> Non
     assert FAST.ring(100, 2, stride=8) == pytest.approx(100 / 2 * 8 / 10)
 
 
-def test_a_link_that_is_needed_and_unknown_makes_the_time_unknown() -> None:
+def test_a_required_link_of_unknown_rate_makes_the_time_unknown() -> None:
     assert Links(intra_bytes_per_s=None, inter_bytes_per_s=10.0, domain=8).ring(800, 8) is None
     assert Links(intra_bytes_per_s=100.0, inter_bytes_per_s=None, domain=8).ring(800, 16) is None
     assert Links(intra_bytes_per_s=100.0, inter_bytes_per_s=None, domain=8).ring(800, 8) is not None
 
 
-def test_links_take_the_share_of_the_datasheet_that_collectives_reach() -> None:
+def test_link_rates_are_the_datasheet_times_the_reachable_share() -> None:
     share = {kind: shares.typical for kind, shares in fabric_shares().items()}
     found = links(Setup(model=LLAMA), H100, network_gbps=3200, rdma=True)
     assert (found.intra_bytes_per_s, found.inter_bytes_per_s) == (
@@ -132,7 +132,7 @@ def test_an_nvl72_rack_is_one_domain_whatever_its_nodes() -> None:
     )
 
 
-def test_what_was_measured_replaces_the_datasheet_link_by_link() -> None:
+def test_measured_bandwidths_replace_the_datasheet_per_link() -> None:
     measured = MeasuredBandwidth(intra_node_gbytes_per_s=200, source="checklist", date="2026-11-20")
     found = links(Setup(model=LLAMA), H100, network_gbps=3200, rdma=True, busbw=measured)
     assert found.intra_bytes_per_s == 200e9
@@ -160,13 +160,13 @@ def test_a_measured_bandwidth_must_be_above_0(value: float) -> None:
         ({"sharding": "none"}, []),
     ],
 )
-def test_collectives_by_kind_add_up_to_all_communication_of_a_step(
+def test_collectives_by_kind_sum_to_the_communication_of_a_step(
     options: dict[str, Any], kinds: list[str]
 ) -> None:
     setup = Setup(model=LLAMA, accumulation=4, **options)
     times = communication_seconds(setup, FAST)
     found = collective_seconds(setup, times)
     assert [kind for kind, _ in found] == kinds
-    whole = (times.tensor + times.expert + times.behind) * 4 + times.once
+    whole = (times.tensor + times.expert + times.overlapped) * 4 + times.overlapped_per_step
     assert sum(seconds for _, seconds in found) == pytest.approx(whole)
     assert all(seconds > 0 for _, seconds in found)

@@ -34,12 +34,12 @@ def test_the_median_error_of_published_tokens_per_second_is_at_most_15_percent(
     assert abs(statistics.median(errors.values())) <= 0.05
 
 
-def test_the_committed_scores_are_those_of_the_committed_table(errors: dict[str, float]) -> None:
+def test_the_committed_scores_match_the_committed_coefficients(errors: dict[str, float]) -> None:
     fitted = RESULTS["all"]["fitted"]["median_abs_error"]
     assert statistics.median(map(abs, errors.values())) == pytest.approx(fitted, abs=0.005)
 
 
-def test_95_percent_of_the_runs_of_sources_left_out_lie_within_the_range() -> None:
+def test_95_percent_of_held_out_runs_are_within_the_range() -> None:
     held = [errors[1] for errors in RESULTS["rows"].values()]
     source_of = {point.row.id: point.row.source for point in published_speeds.points()}
     sources = [source_of[row] for row in RESULTS["rows"]]
@@ -50,7 +50,7 @@ def test_95_percent_of_the_runs_of_sources_left_out_lie_within_the_range() -> No
         assert published().of("range", f"p{percentile:g}") == pytest.approx(value, abs=0.003)
 
 
-def test_every_coefficient_of_the_fit_is_in_the_table_and_the_other_way_round() -> None:
+def test_the_fit_and_the_table_have_the_same_coefficients() -> None:
     fitted = {(spec.name, spec.scope) for spec in throughput_coefficients.SPECS}
     table = {(row["coefficient"], row["scope"]) for row in ROWS}
     assert len(table) == len(ROWS)
@@ -72,14 +72,14 @@ def test_every_coefficient_of_the_fit_is_in_the_table_and_the_other_way_round() 
         ("launch", 0.0001, 0.02),
     ],
 )
-def test_coefficients_are_what_their_meaning_allows(coefficient: str, low: float, high: float) -> None:
+def test_coefficients_are_within_plausible_limits(coefficient: str, low: float, high: float) -> None:
     values = [float(row["value"]) for row in ROWS if row["coefficient"] == coefficient]
     assert values
     assert low <= min(values)
     assert max(values) <= high
 
 
-def test_a_fit_that_saw_no_run_of_an_architecture_takes_the_common_share() -> None:
+def test_a_fit_without_runs_of_an_architecture_uses_the_common_share() -> None:
     data = published_speeds.points()
     others = [point for point in data if point.gpu.architecture != "Ampere"]
     table = fit_throughput.without_evidence(published(), others)
@@ -90,7 +90,7 @@ def test_a_fit_that_saw_no_run_of_an_architecture_takes_the_common_share() -> No
     assert products_rate(ampere.gpu, "bf16", published()) == pytest.approx(share * own)
 
 
-def test_a_fit_that_saw_no_run_of_a_recipe_in_such_kernels_does_not_know_it() -> None:
+def test_a_fit_without_runs_of_a_recipe_and_kernel_kind_has_no_speed_for_it() -> None:
     data = published_speeds.points()
     others = [point for point in data if "Megatron" not in point.project]
     table = fit_throughput.without_evidence(published(), others)
@@ -99,12 +99,12 @@ def test_a_fit_that_saw_no_run_of_a_recipe_in_such_kernels_does_not_know_it() ->
     assert fit_throughput.log_error(others[0], table) is not None
 
 
-def test_usual_shares_of_the_peak_are_those_of_the_gpu_table() -> None:
+def test_typical_shares_of_the_peak_match_the_gpu_table() -> None:
     for name, share in throughput_coefficients.usual_best_products().items():
         assert published().of("best product", name) == pytest.approx(share, abs=0.0005)
 
 
-def test_the_fit_finds_the_coefficient_that_made_the_data() -> None:
+def test_the_fit_recovers_the_coefficient_of_synthetic_data() -> None:
     """Speeds made with two thirds of the prior share of the peak, all else at its prior."""
     specs = throughput_coefficients.SPECS
     priors = np.array([spec.prior for spec in specs])

@@ -15,13 +15,13 @@ from tests.estimator.memory.test_memory import layout_of
 LLAMA, MIXTRAL = find("llama-8b"), find("mixtral-8x7b")
 
 
-def test_full_training_takes_6_flops_a_weight_and_12_for_attention() -> None:
+def test_full_training_takes_6_flops_per_weight_plus_12_per_attention_term() -> None:
     model = find("llama-2-7b")
     expected = 6 * (model.parameters - 32000 * 4096) + 12 * 32 * 4096 * 2048
     assert throughput.flops_per_token(Setup(model=model, seq_len=2048)) == expected
 
 
-def test_frozen_weights_take_4_flops() -> None:
+def test_frozen_weights_take_4_flops_each() -> None:
     full, lora = (
         throughput.flops_per_token(setup_of(Job(model=find("llama-2-7b"), method=method), layout_of()))
         for method in ("full", "lora")
@@ -29,13 +29,13 @@ def test_frozen_weights_take_4_flops() -> None:
     assert 0.65 < lora / full < 0.72
 
 
-def test_experts_that_a_token_skips_cost_nothing() -> None:
+def test_experts_without_tokens_cost_no_flops() -> None:
     flops = throughput.flops_per_token(Setup(model=MIXTRAL, seq_len=1))
     assert flops < 6.1 * MIXTRAL.active_parameters < 2 * MIXTRAL.parameters
 
 
 @pytest.mark.parametrize("name", ["llama-8b", "mixtral-8x7b", "deepseek-v3", "gemma-2-9b", "gpt-oss-120b"])
-def test_the_work_holds_the_model_flops_of_a_step(name: str) -> None:
+def test_matrix_products_of_a_step_equal_its_model_flops(name: str) -> None:
     """Attention apart, which the work counts as it runs: half for a causal mask, scores computed again."""
     setup = Setup(model=find(name), seq_len=64, micro_batch_size=4)
     done = work(setup)
@@ -43,7 +43,7 @@ def test_the_work_holds_the_model_flops_of_a_step(name: str) -> None:
     assert products == pytest.approx(throughput.flops_per_token(setup), rel=0.02)
 
 
-def test_full_checkpointing_repeats_the_forward_pass_of_the_layers_alone() -> None:
+def test_full_checkpointing_repeats_the_forward_pass_of_the_layers_only() -> None:
     plain = work(Setup(model=LLAMA))
     again = work(Setup(model=LLAMA, checkpointing="full"))
     assert again.linear / plain.linear == pytest.approx(4 / 3)
@@ -51,7 +51,7 @@ def test_full_checkpointing_repeats_the_forward_pass_of_the_layers_alone() -> No
     assert again.head == plain.head
 
 
-def test_megatrons_selective_checkpointing_repeats_attention_and_torchs_products() -> None:
+def test_selective_checkpointing_repeats_attention_in_megatron_and_products_in_torch() -> None:
     plain = work(Setup(model=LLAMA))
     torch = work(Setup(model=LLAMA, checkpointing="selective", engine="torchtitan"))
     megatron = work(Setup(model=LLAMA, checkpointing="selective", engine="megatron"))
@@ -59,7 +59,7 @@ def test_megatrons_selective_checkpointing_repeats_attention_and_torchs_products
     assert megatron.attention > plain.attention == torch.attention
 
 
-def test_a_window_bounds_the_attention_of_its_layers() -> None:
+def test_a_sliding_window_limits_the_attention_of_its_layers() -> None:
     model = find("mistral-7b")
     windowed = replace(model, sliding_window=4096, sliding_layers=model.layers)
     everything = replace(model, sliding_window=None, sliding_layers=0)
@@ -77,7 +77,7 @@ def test_a_dpo_step_runs_the_reference_model_too() -> None:
     assert dpo.linear / sft.linear == pytest.approx(2 * 4 / 3)  # pairs; 1 forward more
 
 
-def test_the_weights_of_a_model_add_up() -> None:
+def test_weight_counts_by_kind_sum_to_the_model() -> None:
     for model in (LLAMA, MIXTRAL, find("deepseek-v3")):
         weights = weights_of(model)
         linear = (
@@ -86,7 +86,7 @@ def test_the_weights_of_a_model_add_up() -> None:
         assert linear == pytest.approx(weights.linear)
 
 
-def test_under_a_dense_mask_attention_computes_each_pair_of_tokens() -> None:
+def test_a_dense_mask_makes_attention_compute_every_pair_of_tokens() -> None:
     causal, masked = (work(Setup(model=LLAMA, document_mask=mask)) for mask in (False, True))
     assert (masked.attention, masked.linear) == (pytest.approx(2 * causal.attention), causal.linear)
 
@@ -99,7 +99,7 @@ def test_torchaos_operators_move_more_to_unpack_a_weight_than_one_kernel() -> No
     assert work(replace(qlora, engine="fsdp2")).dequantized == work(replace(qlora, compile=True)).dequantized
 
 
-def test_the_head_is_multiplied_once_where_only_the_losss_fp32_copy_is_made_again() -> None:
+def test_recomputing_the_fp32_loss_copy_does_not_repeat_the_head() -> None:
     plain, again = (work(Setup(model=LLAMA, loss=loss)) for loss in ("plain", "recomputed"))
     assert again.head == plain.head
     assert again.moved > plain.moved
@@ -119,7 +119,7 @@ def test_fsdp2_in_one_process_and_deepspeed_without_zero_copy_states() -> None:
     assert work(replace(zero, precision="bf16")).copied_once == 0
 
 
-def test_attention_over_packed_documents_ends_with_the_document() -> None:
+def test_attention_over_packed_documents_stays_within_a_document() -> None:
     plain = Setup(model=LLAMA, seq_len=2048, micro_batch_size=4)
     packed = replace(plain, document_tokens=512)
     assert work(packed).attention == pytest.approx(work(plain).attention / 4)

@@ -19,12 +19,12 @@ compared = [run for run in runs() if not run.doubtful and not run.model.experts]
 
 
 @pytest.mark.parametrize("run", compared, ids=lambda run: run.name)
-def test_the_range_holds_every_published_run(run: PublishedGeneration) -> None:
+def test_the_range_contains_every_published_run(run: PublishedGeneration) -> None:
     ends = generation_speed(run.model, run.gpu, run.batch).tokens_per_second
     assert ends[0] <= run.tokens_per_second <= ends[1]
 
 
-def test_the_range_is_no_wider_than_the_published_runs_make_it() -> None:
+def test_the_range_is_as_narrow_as_the_published_runs_allow() -> None:
     """Were an end further out than a tenth beyond the outermost run, it would say less than is known."""
     over = []
     for run in compared:
@@ -34,14 +34,14 @@ def test_the_range_is_no_wider_than_the_published_runs_make_it() -> None:
     assert max(ratio for _, ratio in over) > 0.9
 
 
-def test_the_fast_end_is_the_bandwidth() -> None:
+def test_the_fast_end_of_decoding_reads_the_weights_at_full_bandwidth() -> None:
     # 70B in bf16 at one sequence: 141 GB over 3.35 TB/s are 42 ms, of which the cache is next to nothing
     large = find("llama-70b")
     step = generation_speed(large, H100, replace(BATCH, sequences=1, prompt_tokens=1)).step_seconds
     assert step[0] == pytest.approx(2 * large.parameters / 3.35e12, rel=0.05)
 
 
-def test_more_sequences_take_longer_and_make_more_tokens() -> None:
+def test_more_sequences_take_longer_and_give_more_tokens_per_second() -> None:
     found = [generation_speed(LLAMA, H100, replace(BATCH, sequences=n)) for n in (1, 8, 64, 512)]
     for end in (0, 1):
         for ranges in ([each.seconds for each in found], [each.tokens_per_second for each in found]):
@@ -49,7 +49,7 @@ def test_more_sequences_take_longer_and_make_more_tokens() -> None:
             assert ends == sorted(ends)
 
 
-def test_a_window_makes_long_answers_faster() -> None:
+def test_a_sliding_window_makes_long_answers_faster() -> None:
     windowed = replace(LLAMA, sliding_window=1024, sliding_layers=LLAMA.layers)
     long = replace(BATCH, prompt_tokens=8192)
     plain, near = (generation_speed(model, H100, long).step_seconds for model in (LLAMA, windowed))
@@ -67,5 +67,5 @@ def test_unknown_values_are_shown_as_unknown(model: str, gpu: str | None, words:
     assert words in found.basis
 
 
-def test_beyond_the_balance_of_products_and_memory_nothing_is_gained() -> None:
+def test_batches_beyond_the_balance_point_gain_no_throughput() -> None:
     assert balanced_sequences(H100) == int(989e12 / 3.35e12)

@@ -75,7 +75,7 @@ LOAD = Work(
 SLOW = Links(intra_bytes_per_s=1e9, inter_bytes_per_s=1e8, domain=8)
 
 
-def test_kernels_take_their_work_over_the_rates() -> None:
+def test_kernel_times_are_work_divided_by_rates() -> None:
     found = kernel_seconds(Setup(model=LLAMA), LOAD, GPU, TABLE)
     assert found.products == pytest.approx(9e14 / 5e13 + 4e14 / 2.5e13 + 0.2)
     assert (found.attention, found.memory_bound) == (pytest.approx(8.0), pytest.approx(0.8 + 0.3))
@@ -97,7 +97,7 @@ def test_kernels_take_their_work_over_the_rates() -> None:
         ({"model": MIXTRAL}, 0.3),
     ],
 )
-def test_launching_adds_what_experts_adapters_and_tensor_parallelism_cost(
+def test_experts_adapters_and_tensor_parallelism_add_launch_time(
     changes: dict[str, Any], seconds: float
 ) -> None:
     assert launch_seconds(Setup(**changes), LOAD, TABLE) == pytest.approx(seconds)
@@ -110,7 +110,9 @@ def test_launching_adds_what_experts_adapters_and_tensor_parallelism_cost(
         ({"sharding": "fsdp", "shard": 4, "tensor": 2}, 10**9 / 8),
     ],
 )
-def test_an_optimizer_step_moves_the_share_of_one_process(changes: dict[str, Any], parameters: float) -> None:
+def test_an_optimizer_step_moves_the_states_of_one_process(
+    changes: dict[str, Any], parameters: float
+) -> None:
     setup = Setup(model=LLAMA, precision="bf16-mixed", **changes)
     moved = parameters * 28 + 5e10
     assert optimizer_seconds(setup, LOAD, GPU, TABLE) == pytest.approx(moved * 2 / 1e12)
@@ -122,7 +124,9 @@ def test_an_optimizer_step_moves_the_share_of_one_process(changes: dict[str, Any
 
 
 @pytest.mark.parametrize(("missing", "paged"), [(0, 0), (10**9, 10**9), (5 * 10**9, 4 * 10**9)])
-def test_a_paged_optimizer_moves_the_states_that_do_not_fit_both_ways(missing: int, paged: int) -> None:
+def test_a_paged_optimizer_transfers_states_that_do_not_fit_in_both_directions(
+    missing: int, paged: int
+) -> None:
     setup = Setup(model=LLAMA, optimizer="paged-adamw")
     needed = 2 * LLAMA.parameters + 2 * 10**9 + 4 * 10**9  # weights, gradients and two moments in bf16
     card = replace(GPU, vram_bytes=needed - missing, driver_bytes=0)
@@ -130,7 +134,7 @@ def test_a_paged_optimizer_moves_the_states_that_do_not_fit_both_ways(missing: i
     assert optimizer_seconds(setup, LOAD, card, TABLE) - plain == pytest.approx(2 * paged / 50e9)
 
 
-def test_a_step_adds_up_micro_batches_what_is_exposed_and_the_bubble() -> None:
+def test_a_step_is_micro_batches_plus_exposed_communication_and_bubble() -> None:
     setup = Setup(
         model=LLAMA,
         tensor=2,
@@ -147,14 +151,14 @@ def test_a_step_adds_up_micro_batches_what_is_exposed_and_the_bubble() -> None:
     assert min(times.tensor, times.gather, times.pipeline) > 0
     found = step(setup, load, GPU, times, TABLE)
     busy = kernel_seconds(setup, load, GPU, TABLE).total + 0.5
-    micro = busy + times.tensor / 2 + times.behind + 1e11 / 50e9
+    micro = busy + times.tensor / 2 + times.overlapped + 1e11 / 50e9
     assert found.compute == pytest.approx(4 * busy)
-    assert found.communication == pytest.approx(4 * micro + times.once - 4 * busy)
+    assert found.communication == pytest.approx(4 * micro + times.overlapped_per_step - 4 * busy)
     assert found.bubble == pytest.approx(micro / 2)
-    assert found.total == pytest.approx(4 * micro + times.once + micro / 2 + found.optimizer)
+    assert found.total == pytest.approx(4 * micro + times.overlapped_per_step + micro / 2 + found.optimizer)
 
 
-def test_weights_that_wait_on_the_host_are_copied_for_both_passes() -> None:
+def test_offloaded_weights_are_copied_for_forward_and_backward_passes() -> None:
     setup = Setup(model=LLAMA, engine="fsdp2", sharding="fsdp", shard=4, offload="all")
     times = communication_seconds(setup, SLOW)
     resident = step(replace(setup, offload="optimizer"), LOAD, GPU, times, TABLE)
@@ -179,7 +183,7 @@ def test_only_layers_with_experts_exchange_tokens() -> None:
     assert whole - shared == pytest.approx(3 * 2 * routed * (1 - 1 / 8))
 
 
-def test_an_exchange_sends_each_domain_its_copies_once() -> None:
+def test_an_all_to_all_sends_copies_once_per_domain() -> None:
     fast = Links(intra_bytes_per_s=1e12, inter_bytes_per_s=10.0, domain=8)
     # Four domains; three others, each reached by at least one of two receivers with 1 - (3/4)^2
     assert fast.exchange(800.0, 32, copies=2) == pytest.approx(800 / 2 * 3 * (1 - 0.75**2) * 8 / 10)
@@ -188,7 +192,7 @@ def test_an_exchange_sends_each_domain_its_copies_once() -> None:
     assert narrow.ring(800.0, 32, stride=16) == pytest.approx(800 * 31 / 32 * 8 / 1e12)
 
 
-def test_collectives_count_micro_batches_and_the_halves_of_zero() -> None:
+def test_collectives_are_counted_per_micro_batch_and_by_zero_operation() -> None:
     times = Times(
         hops=0,
         tensor=2.0,
@@ -200,7 +204,7 @@ def test_collectives_count_micro_batches_and_the_halves_of_zero() -> None:
         gather_step=4.0,
         replicas_step=13.0,
     )
-    assert (times.behind, times.once) == (23.0, 17.0)
+    assert (times.overlapped, times.overlapped_per_step) == (23.0, 17.0)
     setup = Setup(model=LLAMA, sharding="fsdp", shard=2, accumulation=2)
     assert dict(collective_seconds(setup, times)) == {
         "all_gather": 14.0,
@@ -213,7 +217,7 @@ def test_collectives_count_micro_batches_and_the_halves_of_zero() -> None:
     assert (zero["all_gather"], zero["all_reduce"]) == (16.0, 15.0)
 
 
-def test_the_best_product_follows_the_measured_dtype_and_else_the_peaks() -> None:
+def test_the_best_product_is_the_measured_rate_else_a_share_of_the_peak() -> None:
     gpu = replace(GPU, peak_tflops=(("bf16", 200.0), ("fp32", 50.0)))
     assert best_product(gpu, "bf16", TABLE) == 100e12
     assert best_product(gpu, "fp32", TABLE) == pytest.approx(50e12 * 100 / 200)
@@ -225,7 +229,7 @@ def test_the_best_product_follows_the_measured_dtype_and_else_the_peaks() -> Non
     assert balanced_sequences(replace(gpu, bandwidth_gbps=None)) is None
 
 
-def test_replicas_exchange_across_the_groups_that_share_states() -> None:
+def test_replicas_communicate_across_sharding_groups() -> None:
     setup = Setup(model=LLAMA, sharding="fsdp", shard=4, replicate=2, tensor=2)
     times = communication_seconds(setup, SLOW)
     # Two replicas, eight processes apart: each in a domain of its own, whose network eight such rings share
@@ -233,7 +237,7 @@ def test_replicas_exchange_across_the_groups_that_share_states() -> None:
     assert times.gather == pytest.approx(volumes(setup).gather * 3 / 4 / 1e9)
 
 
-def test_a_step_of_many_sequences_is_bound_by_its_products() -> None:
+def test_a_step_with_many_sequences_is_bound_by_matrix_products() -> None:
     batch = Batch(sequences=100_000, prompt_tokens=10, new_tokens=20)
     found = generation_speed(LLAMA, H100, batch).step_seconds
     widths = LLAMA.q_dim + LLAMA.attention_out_dim
@@ -242,7 +246,7 @@ def test_a_step_of_many_sequences_is_bound_by_its_products() -> None:
     assert found[0] == pytest.approx(work / rate)
 
 
-def test_a_tiny_step_is_bound_by_launches_outside_the_blocks_as_well() -> None:
+def test_a_tiny_step_is_bound_by_launches_in_and_outside_the_blocks() -> None:
     setup = Setup(model=LLAMA)
     empty = replace(LOAD, linear=0.0, expert=0.0, head=0.0, attention=0.0, moved=0.0, weights=0.0)
     tiny = replace(empty, dequantized=0.0, copied=0.0, copied_once=0.0, trained=0)

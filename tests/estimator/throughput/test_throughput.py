@@ -46,7 +46,7 @@ def rate_of(setup: Setup, **links: Any) -> float:
         ({"device": "cpu", "precision": "fp32"}, None, ""),
     ],
 )
-def test_a_device_or_recipe_without_a_sourced_rate_gets_no_guess(
+def test_a_device_or_recipe_without_a_sourced_rate_has_no_speed(
     changes: dict[str, Any], gpu: str | None, named: str
 ) -> None:
     found = throughput.speed(Setup(model=LLAMA, **changes), None if gpu is None else hardware.gpu(gpu))
@@ -54,7 +54,7 @@ def test_a_device_or_recipe_without_a_sourced_rate_gets_no_guess(
     assert named in found.basis
 
 
-def test_cost_is_hours_and_money_and_unknown_without_speed_or_price() -> None:
+def test_cost_has_hours_and_usd_and_is_unknown_without_speed_or_price() -> None:
     assert throughput.cost(7.2e6, Speed(1000.0, ""), 4.0) == (2.0, 8.0)
     assert throughput.cost(1e6, Speed(None, ""), 4.0) == (None, None)
     assert throughput.cost(3.6e6, Speed(1000.0, ""), None) == (1.0, None)
@@ -63,9 +63,7 @@ def test_cost_is_hours_and_money_and_unknown_without_speed_or_price() -> None:
             throughput.cost(tokens, Speed(1000.0, ""), price)
 
 
-def test_an_architecture_without_a_published_run_is_taken_by_its_best_product_and_a_range_of_its_own() -> (
-    None
-):
+def test_an_architecture_without_runs_uses_its_best_product_and_a_separate_range() -> None:
     t4 = hardware.gpu("T4")
     found = throughput.speed(Setup(model=find("llama-3.2-1b"), precision="fp32", method="lora"), t4)
     assert found.tokens_per_second_range is not None
@@ -75,7 +73,7 @@ def test_an_architecture_without_a_published_run_is_taken_by_its_best_product_an
     assert high == pytest.approx(published().of("range", "unseen p97.5"))
 
 
-def test_no_end_of_a_range_of_speeds_is_above_the_peak_of_the_gpu() -> None:
+def test_no_speed_range_exceeds_the_peak_of_the_gpu() -> None:
     model = find("llama-8b")
     for name, processes, micro_batch_size in (
         ("A100 SXM 80GB", 8, 8),
@@ -90,7 +88,7 @@ def test_no_end_of_a_range_of_speeds_is_above_the_peak_of_the_gpu() -> None:
         assert found.mfu * found.tokens_per_second_range[1] / found.tokens_per_second < 1.05, name
 
 
-def test_cards_of_one_architecture_differ_as_their_measured_products_do() -> None:
+def test_gpus_of_one_architecture_differ_like_their_measured_products() -> None:
     rates = {}
     for name in ("L40S", "L40", "A10", "A10G"):
         rate = products_rate(hardware.gpu(name), "bf16", published())
@@ -116,7 +114,7 @@ def test_a_gpu_without_a_sourced_peak_has_a_speed_by_its_measured_product_but_no
         ("A100 SXM 40GB", "llama-2-70b", 1, "fsdp", "nf4", 320),
     ],
 )
-def test_lora_and_qlora_of_a_source_that_was_never_fitted_are_predicted_on_cards_that_were_not(
+def test_lora_and_qlora_of_an_unfitted_source_are_predicted_on_unfitted_gpus(
     gpu: str, model: str, micro_batch_size: int, sharding: str, quantization: str, measured: float
 ) -> None:
     """AnswerDotAI/fsdp_qlora @05ed9f2a6: tokens/s of one GPU of two, 2,048 tokens, bitsandbytes' NF4."""
@@ -188,13 +186,13 @@ def test_a_slow_network_slows_the_job_and_an_unknown_one_makes_the_speed_unknown
     assert "GPUs of a node" in throughput.speed(Setup(model=LLAMA, sharding="fsdp", shard=8), gpu).basis
 
 
-def test_compiling_is_faster_by_about_as_much_as_was_published() -> None:
+def test_compilation_speeds_up_training_by_about_the_published_factor() -> None:
     """torchtune README @1814feb17: 7,075 to 8,998 tokens/s; torchtitan @9dec370: 5,762 to 6,667."""
     eager = Setup(model=LLAMA, micro_batch_size=2, seq_len=8192)
     assert 1.1 < rate_of(replace(eager, compile=True)) / rate_of(eager) < 1.35
 
 
-def test_8_bits_gain_less_than_their_peak_promises() -> None:
+def test_float8_gains_less_than_the_ratio_of_peaks() -> None:
     bf16 = Setup(model=LLAMA, compile=True, micro_batch_size=2, seq_len=8192)
     assert 1.15 < rate_of(replace(bf16, fp8="tensorwise")) / rate_of(bf16) < 1.5
 
@@ -206,7 +204,7 @@ def test_lora_is_faster_than_full_training_and_qlora_slower_than_lora() -> None:
     assert rate_of(full) < rate_of(qlora) < rate_of(lora) < 1.5 * rate_of(full)
 
 
-def test_this_packages_own_runs_are_predicted_within_15_percent() -> None:
+def test_measured_runs_of_this_package_are_predicted_within_15_percent() -> None:
     found = [item for item in compare(TABLE).throughput if item.row.source.startswith("benchmarks.on_gpu")]
     assert len(found) == 7
     assert {item.row.id: item.error for item in found if abs(item.error) > 0.15} == {}
@@ -227,7 +225,7 @@ def test_more_micro_batches_and_virtual_stages_shrink_the_bubble() -> None:
         assert share == pytest.approx(3 / (micro_batches * virtual + 3), rel=0.05)
 
 
-def test_small_batches_wait_for_the_host() -> None:
+def test_small_batches_are_bound_by_kernel_launches() -> None:
     """Qwen README: Qwen-1.8B on one A100 trains as many steps a second on 512 tokens as on 256."""
     short, long = (
         throughput.speed(
@@ -261,7 +259,7 @@ SETUPS = st.builds(
 
 @given(setup=SETUPS, more=st.integers(1, 8))
 @settings(max_examples=150, deadline=None)
-def test_more_tokens_never_take_less_time(setup: Setup, more: int) -> None:
+def test_more_tokens_never_reduce_the_step_time(setup: Setup, more: int) -> None:
     before = step_of(setup)
     assert step_of(replace(setup, micro_batch_size=setup.micro_batch_size + more)) >= before
     assert step_of(replace(setup, accumulation=setup.accumulation + more)) >= before

@@ -1,4 +1,4 @@
-"""The checklist's card: what it says, and that a browser without a network draws it."""
+"""The card of the checklist: its content, and rendering in a browser without a network."""
 
 from __future__ import annotations
 
@@ -50,24 +50,24 @@ def _slow_run(nodes: int = 6) -> Result:
 
 
 def _earlier(result: Result, runs: int = 4) -> list[past_runs.PastRun]:
-    """The same runs before, a day apart."""
-    made = []
+    """Return the same runs on earlier days."""
+    runs_made = []
     for day in range(1, runs + 1):
         back = result.finished_unix - 86_400 * day
         records = tuple(
             dataclasses.replace(item, unix=back, verdict="PASS", value=item.value * (1 + 0.01 * day))
             for item in result.records
         )
-        kept = past_runs.run_of(dataclasses.replace(result, records=records, finished_unix=back))
-        made.append(dataclasses.replace(kept, verdict="PASS"))
-    return made
+        stored_run = past_runs.run_of(dataclasses.replace(result, records=records, finished_unix=back))
+        runs_made.append(dataclasses.replace(stored_run, verdict="PASS"))
+    return runs_made
 
 
 def _text(blocks: list[Block]) -> str:
     return "\n".join(block.markdown for block in blocks if isinstance(block, Text))
 
 
-def test_the_verdict_and_what_to_do_come_first() -> None:
+def test_the_verdict_and_the_advice_come_first() -> None:
     result = _slow_run()
     blocks = draw(result, (), "kubernetes:api/default")
     assert result.verdict == "FAIL"
@@ -81,10 +81,10 @@ def test_the_verdict_and_what_to_do_come_first() -> None:
     assert f"```bash\n{finding.command}\n```" in blocks[2].markdown.replace(" \\\n  ", " ")
 
 
-@pytest.mark.parametrize(("more", "shown"), [(0, False), (1, True)])
-def test_findings_beyond_the_limit_are_counted(more: int, shown: bool) -> None:
+@pytest.mark.parametrize(("omitted", "shown"), [(0, False), (1, True)])
+def test_findings_beyond_the_limit_are_counted(omitted: int, shown: bool) -> None:
     result = _slow_run()
-    findings = (result.findings[0],) * (MAX_FINDINGS + more)
+    findings = (result.findings[0],) * (MAX_FINDINGS + omitted)
     text = _text(draw(dataclasses.replace(result, findings=findings), (), "c"))
     assert ("Findings not shown: 1." in text) is shown
 
@@ -96,19 +96,19 @@ def test_every_check_is_in_the_table_with_its_verdict() -> None:
     assert [(row[0], row[1]) for row in table.rows] == [(c.check, c.verdict) for c in result.checks]
 
 
-def test_a_pair_that_was_measured_alone_is_shown_as_it_was_then() -> None:
+def test_a_pair_shows_its_isolated_measurement() -> None:
     result = _slow_run()
-    made = result.measurements
-    alone = {(pair.src, pair.dst): pair for pair in made.pairs if pair.alone}
+    measurements = result.measurements
+    alone = {(pair.src, pair.dst): pair for pair in measurements.pairs if pair.alone}
     assert alone
-    cells = {(cell.src, cell.dst): cell for cell in pair_cells(made, made.nodes)}
+    cells = {(cell.src, cell.dst): cell for cell in pair_cells(measurements, measurements.nodes)}
     assert len(cells) == 6 * 5
     for (src, dst), pair in alone.items():
-        cell = cells[made.names[src], made.names[dst]]
+        cell = cells[measurements.names[src], measurements.names[dst]]
         assert (cell.gbytes_per_s, cell.note) == (pair.gbytes_per_s, "measured alone")
 
 
-def test_a_large_cluster_shows_the_nodes_at_fault_and_says_what_is_left_out() -> None:
+def test_the_card_of_a_large_cluster_shows_faulty_nodes_and_counts_omitted_ones() -> None:
     nodes = MAX_NODES + 16
     slow = nodes - 1
     run = with_pairs(gpu_run(nodes), Cluster(nodes=nodes, speed=45, transmit={slow: 0.5}))
@@ -121,7 +121,7 @@ def test_a_large_cluster_shows_the_nodes_at_fault_and_says_what_is_left_out() ->
     assert f"host-{slow}" in {row[0] for row in table.rows}
 
 
-def test_a_sweep_is_beside_its_fit_and_its_floor() -> None:
+def test_a_sweep_is_shown_with_its_fit_and_its_minimum() -> None:
     result = _slow_run(2)
     items = [item for item in result.measurements.collectives if item.op == "all_reduce"]
     points = sweep_points(result, items)
@@ -132,7 +132,7 @@ def test_a_sweep_is_beside_its_fit_and_its_floor() -> None:
     assert floors, "the ports of p5.48xlarge are known"
 
 
-def test_a_figure_is_only_shown_beside_runs_of_the_same_setting() -> None:
+def test_a_measurement_is_compared_only_with_runs_in_the_same_environment() -> None:
     result = _slow_run(2)
     runs = _earlier(result)
     now: Record = result.records[0]
@@ -150,7 +150,7 @@ def test_message_sizes_are_shown_in_binary_units(size_bytes: int, reported: str)
     assert message(size_bytes) == reported
 
 
-def test_the_charts_are_plain_values() -> None:
+def test_chart_data_contains_plain_values_only() -> None:
     for block in draw(_slow_run(), _earlier(_slow_run()), "c"):
         if isinstance(block, Chart):
             json.dumps(block.spec, allow_nan=False)
@@ -159,7 +159,7 @@ def test_the_charts_are_plain_values() -> None:
 @needs_browser
 @pytest.mark.slow
 @pytest.mark.nightly
-def test_a_browser_without_a_network_draws_the_card(tmp_path: Path) -> None:
+def test_the_card_renders_in_a_browser_without_a_network(tmp_path: Path) -> None:
     import pickle
 
     result: Any = _slow_run()
@@ -183,7 +183,7 @@ def test_a_browser_without_a_network_draws_the_card(tmp_path: Path) -> None:
     assert rows_with(first_screen(page), FAIL_RED) > 20  # the failed check, seen without scrolling
 
 
-def test_figures_stand_beside_verdicts_and_rank_by_rank() -> None:
+def test_measurements_are_shown_next_to_verdicts_and_for_each_rank() -> None:
     blocks = draw(judge(gpu_run(9)), (), "c")
     checks = next(b for b in blocks if isinstance(b, Grid) and b.headers[:2] == ("check", "verdict"))
     assert {row[0]: row[3] for row in checks.rows}["gemm"] == "gemm_bf16 760 to 763 TFLOPS (at least 731)"
@@ -193,7 +193,7 @@ def test_figures_stand_beside_verdicts_and_rank_by_rank() -> None:
     assert f"and {9 * 8 - MAX_RANKS} more" in _text(blocks)
 
 
-def test_a_run_on_one_machine_says_what_it_is_and_what_to_run_next() -> None:
+def test_the_card_of_a_run_on_one_machine_states_its_limits_and_the_next_command() -> None:
     result = judge(gpu_run(1, 4, probes=(), pairs=()))
     text = draw(result, (), "c")[0]
     assert isinstance(text, Text)

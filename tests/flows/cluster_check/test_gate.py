@@ -1,4 +1,4 @@
-"""A training run heeds its cluster's newest checklist: it stops, avoids bad nodes, takes the bandwidth."""
+"""A training run uses the newest checklist of its cluster: it stops, avoids bad nodes, uses the bandwidth."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def checked(result: Result) -> Checked:
 
 
 def leave(home: Path, cluster: str, result: Result, **changes: Any) -> None:
-    """Run the flow that leaves this result for that cluster."""
+    """Run the flow that stores this result for that cluster."""
     flow, file = home / "checklist_flow.py", home / "result.json"
     flow.write_text(STAND_IN)
     file.write_text(json.dumps({**json.loads(results.to_json(result)), **changes}))
@@ -95,11 +95,11 @@ def leave(home: Path, cluster: str, result: Result, **changes: Any) -> None:
     )
 
 
-def newest(home: Path, cluster: str, limit_s: float = 60, **more: str) -> list[Any]:
+def newest(home: Path, cluster: str, limit_s: float = 60, **variables: str) -> list[Any]:
     done = subprocess.run(
         [sys.executable, "-c", ASK, cluster, str(limit_s)],
         cwd=ROOT,
-        env=environment(home, **more),
+        env=environment(home, **variables),
         capture_output=True,
         text=True,
         timeout=200,
@@ -109,11 +109,11 @@ def newest(home: Path, cluster: str, limit_s: float = 60, **more: str) -> list[A
     return read
 
 
-def finetune(home: Path, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
+def finetune(home: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, str(FLOW), "--no-pylint", *arguments],
         cwd=home,
-        env=environment(home, **more),
+        env=environment(home, **variables),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -125,20 +125,20 @@ def finetune(home: Path, *arguments: str, **more: str) -> subprocess.CompletedPr
 # ---- what it says
 
 
-def test_a_failure_of_less_than_a_day_is_refused_with_finding_nodes_age_and_the_way_round() -> None:
+def test_a_run_is_refused_after_a_checklist_failure_within_a_day_with_the_override_option() -> None:
     error = checked(slow(3 * HOUR)).refusal("kubernetes")
     assert error.problem.startswith(
         "The checklist of this cluster failed 3.0 h ago (ChecklistFlow/7): host-2 is slow in both directions"
     )
     assert error.problem.endswith(" Bad nodes: host-2.")
-    *_, again, anyway = error.advice.splitlines()
-    assert again == "Then run the checklist again: finetune check --with kubernetes"
+    *_, advice, anyway = error.advice.splitlines()
+    assert advice == "Then run the checklist again: finetune check --with kubernetes"
     assert anyway == "To train anyway: --ignore-checklist"
     resumed = checked(slow()).refusal("local", resumes=True)
     assert resumed.advice.endswith("METAFLOW_RUN_IGNORE_CHECKLIST=1 before the command")
 
 
-def test_an_older_failure_or_no_verdict_is_a_line_and_a_pass_is_nothing() -> None:
+def test_an_older_failure_or_missing_verdict_is_one_line_and_a_pass_prints_nothing() -> None:
     old = checked(slow(25 * HOUR))
     assert old.refusal("batch") is None
     assert old.remarks()[0].startswith(
@@ -151,24 +151,24 @@ def test_an_older_failure_or_no_verdict_is_a_line_and_a_pass_is_nothing() -> Non
     assert checked(healthy()).remarks() == ()
 
 
-def test_the_bandwidth_between_nodes_is_what_the_checklist_measured_between_nodes() -> None:
-    made = healthy()
-    found = checked(made).bandwidth()
-    assert found.inter_node_gbytes_per_s == made.busbw_gbytes_per_s is not None
-    assert found.intra_node_gbytes_per_s is None
-    assert found.source == "ChecklistFlow/7, all_reduce of 16.0 GiB over 8 nodes"
-    assert found.date == time.strftime("%Y-%m-%d", time.gmtime(made.finished_unix))
+def test_the_bandwidth_between_nodes_is_the_one_measured_by_the_checklist() -> None:
+    result_made = healthy()
+    bandwidth = checked(result_made).bandwidth()
+    assert bandwidth.inter_node_gbytes_per_s == result_made.busbw_gbytes_per_s is not None
+    assert bandwidth.intra_node_gbytes_per_s is None
+    assert bandwidth.source == "ChecklistFlow/7, all_reduce of 16.0 GiB over 8 nodes"
+    assert bandwidth.date == time.strftime("%Y-%m-%d", time.gmtime(result_made.finished_unix))
 
 
-def test_the_bandwidth_of_one_nodes_gpus_is_theirs_alone() -> None:
-    found = checked(healthy(nodes=1)).bandwidth()
-    assert found.inter_node_gbytes_per_s is None
-    assert found.intra_node_gbytes_per_s == pytest.approx(480 * 2 * 7 / 8 / 2)
-    assert found.source.endswith("over the 8 GPUs of a node")
+def test_bandwidth_measured_on_one_node_does_not_apply_between_nodes() -> None:
+    bandwidth = checked(healthy(nodes=1)).bandwidth()
+    assert bandwidth.inter_node_gbytes_per_s is None
+    assert bandwidth.intra_node_gbytes_per_s == pytest.approx(480 * 2 * 7 / 8 / 2)
+    assert bandwidth.source.endswith("over the 8 GPUs of a node")
 
 
 @pytest.mark.parametrize(
-    "made",
+    "result_made",
     [
         healthy(age_s=31 * DAY),
         healthy(local=True),
@@ -177,22 +177,23 @@ def test_the_bandwidth_of_one_nodes_gpus_is_theirs_alone() -> None:
     ],
     ids=["a month old", "nodes of one machine", "not measured", "gloo"],
 )
-def test_what_says_nothing_of_the_clusters_network_does_not_replace_the_datasheet(made: Result) -> None:
-    assert checked(made).bandwidth() is None
+def test_results_without_network_measurements_do_not_replace_the_data_sheet(result_made: Result) -> None:
+    assert checked(result_made).bandwidth() is None
 
 
 def plan_for(gpu: str | None, instance: str | None) -> Plan:
     from estimator import Job, Target, plan
     from estimator.models import find
 
-    made = plan(Job(model=find("llama-8b"), method="lora"), Target(kind="kubernetes"))
+    training_plan = plan(Job(model=find("llama-8b"), method="lora"), Target(kind="kubernetes"))
     return dataclasses.replace(
-        made, request=dataclasses.replace(made.request, gpu_type=gpu, instance_type=instance)
+        training_plan,
+        request=dataclasses.replace(training_plan.request, gpu_type=gpu, instance_type=instance),
     )
 
 
 def test_bandwidth_of_another_instance_type_is_ignored() -> None:
-    of = checked(healthy()).is_of
+    of = checked(healthy()).covers
     assert of(plan_for("H100 SXM", "p5.48xlarge"))
     assert not of(plan_for("H100 SXM", "p5e.48xlarge"))
     assert not of(plan_for("A100 SXM 80GB", None))
@@ -215,18 +216,18 @@ def labeled(api: Api, **values: str) -> None:
         node["metadata"]["labels"][LABEL] = values.get(name.replace("-", ""), "true")
 
 
-def test_bad_nodes_are_kept_out_by_the_label_of_fit_ones_however_old_the_failure(api: Api) -> None:
+def test_faulty_nodes_are_excluded_by_the_label_of_healthy_nodes_at_any_age(api: Api) -> None:
     labeled(api, host2="false")
-    found = gate.exclude_nodes(checked(slow(90 * DAY)), "kubernetes")
-    assert found.labels == ((LABEL, "true"),)
-    assert found.lines == (f"Excluded by requiring the label {LABEL}=true: host-2.",)
+    exclusion = gate.exclude_nodes(checked(slow(90 * DAY)), "kubernetes")
+    assert exclusion.labels == ((LABEL, "true"),)
+    assert exclusion.lines == (f"Excluded by requiring the label {LABEL}=true: host-2.",)
 
 
 def test_a_tainted_node_needs_no_label(api: Api) -> None:
     api.nodes["host-2"]["spec"]["taints"].append({"key": KEY, "value": "true", "effect": EFFECT})
-    found = gate.exclude_nodes(checked(slow()), "kubernetes")
-    assert found.labels == ()
-    assert found.lines == (f"Excluded by their taint {KEY}: host-2.",)
+    exclusion = gate.exclude_nodes(checked(slow()), "kubernetes")
+    assert exclusion.labels == ()
+    assert exclusion.lines == (f"Excluded by their taint {KEY}: host-2.",)
 
 
 @pytest.mark.parametrize("marks", [{}, {"host2": "true"}], ids=["unlabeled", "called fit"])
@@ -235,14 +236,14 @@ def test_a_node_that_is_not_excluded_is_named_with_the_command_for_it(
 ) -> None:
     if marks:
         labeled(api, **marks)
-    found = gate.exclude_nodes(checked(slow()), "kubernetes")
-    assert found.labels == ()
-    assert found.lines == (
+    exclusion = gate.exclude_nodes(checked(slow()), "kubernetes")
+    assert exclusion.labels == ()
+    assert exclusion.lines == (
         f"Not excluded: host-2. To exclude it: kubectl taint nodes host-2 {KEY}=true:NoSchedule",
     )
 
 
-def test_without_access_to_nodes_or_on_batch_it_is_one_line(
+def test_faulty_nodes_are_reported_in_one_line_on_batch_or_without_access_to_nodes(
     api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     api.refuse["GET"] = 403
@@ -259,20 +260,20 @@ def test_without_access_to_nodes_or_on_batch_it_is_one_line(
 
 @pytest.mark.nightly
 @pytest.mark.slow
-def test_the_newest_verdict_of_the_same_cluster_counts_whoever_launched_it(tmp_path: Path) -> None:
+def test_the_newest_verdict_of_the_same_cluster_counts_for_all_users(tmp_path: Path) -> None:
     assert newest(tmp_path, "kubernetes:a/train") == [None, None, "user:somebody"]
     leave(tmp_path, "kubernetes:a/train", healthy())
     leave(tmp_path, "kubernetes:a/train", slow())
     leave(tmp_path, "kubernetes:b/train", healthy(), version=7)
     leave(tmp_path, "broken", healthy())
 
-    found, problem, namespace = newest(tmp_path, "kubernetes:a/train")
-    assert found[1] == "FAIL", "its run has failed, its verdict has not"
-    assert found[2].startswith("host-2 is slow")
-    assert re.fullmatch(r"ChecklistFlow/\d+", found[0])
+    checked_result, problem, namespace = newest(tmp_path, "kubernetes:a/train")
+    assert checked_result[1] == "FAIL", "its run has failed, its verdict has not"
+    assert checked_result[2].startswith("host-2 is slow")
+    assert re.fullmatch(r"ChecklistFlow/\d+", checked_result[0])
     assert (problem, namespace) == (None, "user:somebody")
-    found, problem, _ = newest(tmp_path, "kubernetes:b/train")
-    assert found is None
+    checked_result, problem, _ = newest(tmp_path, "kubernetes:b/train")
+    assert checked_result is None
     assert re.fullmatch(
         r"The newest checklist of this cluster \(ChecklistFlow/\d+\) cannot be used: The result has schema "
         rf"version 7; this program reads {SCHEMA_VERSION}\.",
@@ -282,7 +283,7 @@ def test_the_newest_verdict_of_the_same_cluster_counts_whoever_launched_it(tmp_p
 
 
 @pytest.mark.slow
-def test_a_metadata_service_that_hangs_or_is_gone_holds_no_run_up(tmp_path: Path) -> None:
+def test_a_hanging_or_missing_metadata_service_does_not_delay_a_run(tmp_path: Path) -> None:
     class Silent(socketserver.BaseRequestHandler):
         def handle(self) -> None:
             while self.request.recv(4096):
@@ -295,9 +296,9 @@ def test_a_metadata_service_that_hangs_or_is_gone_holds_no_run_up(tmp_path: Path
             "METAFLOW_DEFAULT_METADATA": "service",
             "METAFLOW_SERVICE_URL": f"http://127.0.0.1:{server.server_address[1]}",
         }
-        found, problem, _ = newest(tmp_path, "kubernetes:a/train", limit_s=1, **service)
+        checked_result, problem, _ = newest(tmp_path, "kubernetes:a/train", limit_s=1, **service)
         server.shutdown()
-    assert found is None
+    assert checked_result is None
     assert problem == "No checklist of this cluster was found within 1 s."
 
 
@@ -305,7 +306,7 @@ def test_a_metadata_service_that_hangs_or_is_gone_holds_no_run_up(tmp_path: Path
 
 
 @pytest.mark.slow
-def test_a_run_stops_at_a_failed_checklist_of_its_cluster_before_anything_is_submitted(
+def test_a_failed_checklist_of_the_cluster_stops_a_run_before_anything_is_submitted(
     tmp_path: Path,
 ) -> None:
     leave(tmp_path, "prod", slow(3 * HOUR))

@@ -1,4 +1,4 @@
-"""What a checklist asks for, and what it refuses before it runs."""
+"""Requests of a checklist run, and refusals before it starts."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from checklist.options import json_schema
 from checklist.verdict import judge
 from estimator.errors import UserError
 from flows.cluster_check import launch as checklist_launch
-from flows.cluster_check.launch import DEFAULTS, Launch, ask, resolve
+from flows.cluster_check.launch import DEFAULTS, Launch, build_request, resolve
 from tests.checklist.runs import gpu_run
 from tests.flows.checklist_options import FLOOR, options_with, values_with
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("values", "arguments"),
     [
         ({"only": "meshh"}, ["meshh", "Did you mean mesh?"]),
         ({"timeout": 0.0}, ["of 0 s"]),
@@ -35,12 +35,12 @@ from tests.flows.checklist_options import FLOOR, options_with, values_with
     ],
 )
 def test_impossible_options_are_refused_before_a_run(
-    given: dict[str, Any], words: list[str], monkeypatch: pytest.MonkeyPatch
+    values: dict[str, Any], arguments: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("CHECKLIST_WEBHOOK_URL", raising=False)
     with pytest.raises(UserError) as refused:
-        ask(values_with(**{"device": "cpu", **given}), "local", None)
-    for word in words:
+        build_request(values_with(**{"device": "cpu", **values}), "local", None)
+    for word in arguments:
         assert word in str(refused.value)
 
 
@@ -48,18 +48,18 @@ def test_more_gpus_than_this_machine_has_are_refused(monkeypatch: pytest.MonkeyP
     from checklist.checks.gpu.gpus_probe import VisibleGpus
     from checklist.run import local
 
-    seen = VisibleGpus(uuids=("GPU-a", "GPU-b"), names=("H100", "H100"))
-    monkeypatch.setattr(local.gpus_probe, "list_gpus", lambda: seen)
+    visible_gpus = VisibleGpus(uuids=("GPU-a", "GPU-b"), names=("H100", "H100"))
+    monkeypatch.setattr(local.gpus_probe, "list_gpus", lambda: visible_gpus)
     with pytest.raises(UserError, match="--gpus-per-node 2 is more than the 1"):
-        ask(values_with(gpus_per_node=2), "local", None)
+        build_request(values_with(gpus_per_node=2), "local", None)
 
 
-def test_the_gpus_of_one_machine_are_shared_out_between_its_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gpus_of_one_machine_are_divided_among_its_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     from checklist.checks.gpu.gpus_probe import VisibleGpus
     from checklist.run import local
 
-    seen = VisibleGpus(uuids=("GPU-a", "GPU-b", "GPU-c", "GPU-d"), names=("H100",) * 4)
-    monkeypatch.setattr(local.gpus_probe, "list_gpus", lambda: seen)
+    visible_gpus = VisibleGpus(uuids=("GPU-a", "GPU-b", "GPU-c", "GPU-d"), names=("H100",) * 4)
+    monkeypatch.setattr(local.gpus_probe, "list_gpus", lambda: visible_gpus)
     launch = Launch(backend="local", gpus_per_node=None, thresholds=None, thresholds_file="")
     run_config = resolve(options_with(), launch, datastore="/")
     assert run_config.shares == (("GPU-a", "GPU-b"), ("GPU-c", "GPU-d"))
@@ -71,7 +71,7 @@ def test_the_gpus_of_one_machine_are_shared_out_between_its_nodes(monkeypatch: p
 
 
 @pytest.mark.parametrize(
-    ("given", "gpus", "words"),
+    ("values", "gpus", "arguments"),
     [
         ({"device": "cuda"}, None, ["--gpus-per-node 8"]),
         ({"gpus_per_node": 4}, 8, ["--gpus-per-node 4", "gpu=8"]),
@@ -79,16 +79,16 @@ def test_the_gpus_of_one_machine_are_shared_out_between_its_nodes(monkeypatch: p
     ],
 )
 def test_options_that_a_cluster_cannot_satisfy_are_refused_before_a_run(
-    given: dict[str, Any], gpus: int | None, words: list[str]
+    values: dict[str, Any], gpus: int | None, arguments: list[str]
 ) -> None:
     with pytest.raises(UserError) as refused:
-        ask(values_with(**given), "batch", gpus)
-    for word in words:
+        build_request(values_with(**values), "batch", gpus)
+    for word in arguments:
         assert word in str(refused.value)
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "arguments"),
     [
         ("nodess: 3", ["'nodess'", "Did you mean nodes?"]),
         ("nodes: two", ["nodes is 'two'", "a whole number"]),
@@ -97,20 +97,20 @@ def test_options_that_a_cluster_cannot_satisfy_are_refused_before_a_run(
         ("nodes: [", ["not YAML"]),
     ],
 )
-def test_each_mistake_in_the_options_file_names_its_value(text: str, words: list[str]) -> None:
+def test_each_invalid_value_in_the_options_file_is_named(text: str, arguments: list[str]) -> None:
     with pytest.raises(UserError) as refused:
         checklist_launch.read_options(text)
-    for word in words:
+    for word in arguments:
         assert word in str(refused.value)
 
 
-def test_the_options_file_is_laid_over_the_defaults() -> None:
+def test_values_of_the_options_file_override_the_defaults() -> None:
     read = checklist_launch.read_options("nodes: 4\nonly: [mesh, pairs]\ntimeout:\n")
     assert (read["nodes"], read["only"], read["timeout"], read["profile"]) == (4, "mesh,pairs", None, "quick")
     assert checklist_launch.read_options("") == DEFAULTS
 
 
-def test_the_schema_of_the_options_file_is_up_to_date_and_takes_what_the_model_takes() -> None:
+def test_the_schema_of_the_options_file_is_up_to_date_and_accepts_valid_options() -> None:
     schema = json.loads(checklist_launch.SCHEMA_FILE.read_text())
     assert schema == json_schema(checklist_launch.FlowOptions), (
         "python -m flows.cluster_check.launch renews it"
@@ -123,14 +123,14 @@ def test_the_schema_of_the_options_file_is_up_to_date_and_takes_what_the_model_t
             jsonschema.validate(yaml.safe_load(text), schema)
 
 
-def test_a_machine_type_says_how_many_gpus_and_which_network() -> None:
-    asked = ask(values_with(instance_type="p5.48xlarge", nodes=4), "batch", None)
-    assert asked.request.gpus_per_node == 8
-    assert asked.request.shared_memory_mib >= 8 * 1024
-    assert Launch.unpack(asked.launch).gpus_per_node == 8
+def test_the_number_of_gpus_and_the_network_follow_from_the_machine_type() -> None:
+    step_request = build_request(values_with(instance_type="p5.48xlarge", nodes=4), "batch", None)
+    assert step_request.request.gpus_per_node == 8
+    assert step_request.request.shared_memory_mib >= 8 * 1024
+    assert Launch.unpack(step_request.launch).gpus_per_node == 8
 
 
-def test_a_node_without_the_gpus_it_was_asked_for_is_no_cpu_test_that_passes() -> None:
+def test_a_run_that_requests_gpus_never_falls_back_to_cpus() -> None:
     launch = Launch(backend="kubernetes", gpus_per_node=8, thresholds=None, thresholds_file="")
     run_config = resolve(options_with(), launch, datastore="s3://bucket/root")
     assert (run_config.options.device, run_config.options.gpus_per_node) == ("cuda", 8)
@@ -138,48 +138,48 @@ def test_a_node_without_the_gpus_it_was_asked_for_is_no_cpu_test_that_passes() -
     assert run_config.options.start_limit_s > 600  # machines and images have to come first
 
 
-def test_thresholds_travel_with_a_run_elsewhere(tmp_path: Path) -> None:
+def test_a_thresholds_file_is_sent_along_with_a_remote_run(tmp_path: Path) -> None:
     file = tmp_path / "own.csv"
     file.write_text(FLOOR)
-    launch = Launch.unpack(ask(values_with(thresholds=str(file)), "batch", None).launch)
+    launch = Launch.unpack(build_request(values_with(thresholds=str(file)), "batch", None).launch)
     file.unlink()
     run_config = resolve(options_with(thresholds=str(file)), launch, datastore="s3://bucket/root")
-    own = [row for row in checklist_launch.table_of(run_config.thresholds).rows if row.own]
-    assert [(row.system, row.floor) for row in own] == [("here", 1_000_000)]
+    user_rows = [row for row in checklist_launch.table_of(run_config.thresholds).rows if row.own]
+    assert [(row.system, row.floor) for row in user_rows] == [("here", 1_000_000)]
     with pytest.raises(UserError, match="This deployment was made with"):
         resolve(options_with(thresholds="other.csv"), launch, datastore="s3://bucket/root")
 
 
-def test_right_settings_of_a_kept_result_travel_with_a_run_elsewhere(tmp_path: Path) -> None:
+def test_reference_settings_are_sent_along_with_a_remote_run(tmp_path: Path) -> None:
     file = tmp_path / "right.json"
     result.write(judge(gpu_run(4)), file)
-    given = {"reference_settings": str(file), "reference_node": "host-1"}
-    launch = Launch.unpack(ask(values_with(**given), "batch", None).launch)
-    run_config = resolve(options_with(**given), launch, datastore="s3://bucket/root")
+    values = {"reference_settings": str(file), "reference_node": "host-1"}
+    launch = Launch.unpack(build_request(values_with(**values), "batch", None).launch)
+    run_config = resolve(options_with(**values), launch, datastore="s3://bucket/root")
     assert (run_config.reference or {})["p5.48xlarge"]["CPU governor"] == "performance"
     assert run_config.options.reference_node is None, "the nodes look for it in vain"
     with pytest.raises(UserError, match=r"made with --reference-settings .*right\.json of host-1"):
         resolve(options_with(reference_settings="other.json"), launch, datastore="s3://bucket/root")
     with pytest.raises(UserError, match="has no settings of host-9"):
-        ask(values_with(**{**given, "reference_node": "host-9"}), "batch", None)
+        build_request(values_with(**{**values, "reference_node": "host-9"}), "batch", None)
 
 
-def test_a_reference_of_this_run_is_known_to_its_nodes_and_refused_where_all_are_one_host() -> None:
-    launch = Launch.unpack(ask(values_with(reference_node="h1"), "kubernetes", 8).launch)
+def test_a_reference_node_is_passed_on_and_refused_if_all_nodes_are_on_one_host() -> None:
+    launch = Launch.unpack(build_request(values_with(reference_node="h1"), "kubernetes", 8).launch)
     config = resolve(options_with(reference_node="h1"), launch, datastore="s3://bucket/root")
     assert (config.options.reference_node, config.reference) == ("h1", None)
     with pytest.raises(UserError, match="--reference-node h1 is one of several hosts"):
-        ask(values_with(reference_node="h1"), "local", None)
+        build_request(values_with(reference_node="h1"), "local", None)
 
 
-def test_thresholds_too_large_to_travel_are_refused(tmp_path: Path) -> None:
+def test_thresholds_too_large_to_send_are_refused(tmp_path: Path) -> None:
     rows = [f"system-{os.urandom(20).hex()},gemm_fp32,1,{os.urandom(20).hex()}\n" for _ in range(200)]
     (tmp_path / "own.csv").write_text("system,op,floor,source\n" + "".join(rows))
     with pytest.raises(UserError, match="too large for a run"):
-        ask(values_with(thresholds=str(tmp_path / "own.csv")), "batch", None)
+        build_request(values_with(thresholds=str(tmp_path / "own.csv")), "batch", None)
 
 
-def test_a_deployment_can_not_change_its_gpus() -> None:
+def test_a_deployment_cannot_change_its_number_of_gpus() -> None:
     launch = Launch(backend="kubernetes", gpus_per_node=8, thresholds=None, thresholds_file="")
     with pytest.raises(UserError, match="8 GPUs per node, not 4"):
         resolve(options_with(gpus_per_node=4), launch, datastore="s3://bucket/root")

@@ -1,4 +1,4 @@
-"""What the flow's steps make of measurements that came back in part, or not at all."""
+"""Steps of the checklist flow with partial or missing measurements."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.checklist.runs import gpu_run
 from tests.flows.checklist_options import options_with, run_config_with
 
 
-def test_a_run_without_results_has_no_verdict_but_a_reason() -> None:
+def test_a_run_without_results_has_no_verdict_and_states_the_reason() -> None:
     run_config = run_config_with()
     measured = steps.merge(run_config, [(1, None, "it was killed"), (0, None, "no port is free")])
     result = steps.judge_run(run_config, measured, steps.PastRuns())
@@ -32,7 +32,7 @@ def test_a_run_without_results_has_no_verdict_but_a_reason() -> None:
     assert refusal.problem.startswith("NO-VERDICT: ")
 
 
-def test_a_lost_step_is_judged_by_what_was_kept_and_its_lost_node_is_named_but_not_blamed() -> None:
+def test_a_lost_step_is_judged_by_stored_measurements_and_its_lost_node_is_not_blamed() -> None:
     launch = Launch(backend="kubernetes", gpus_per_node=8, thresholds=None, thresholds_file="")
     run_config = resolve(options_with(), launch, datastore="s3://bucket/root")
     lost = Hang(
@@ -41,15 +41,15 @@ def test_a_lost_step_is_judged_by_what_was_kept_and_its_lost_node_is_named_but_n
     run = gpu_run(2)
     ended = Phase(name="world", status="failed", reason="node 1 was lost")
     phases = tuple(ended if phase.name == "world" else phase for phase in run.phases)
-    kept = replace(run, hangs=(lost,), phases=phases, collectives=(), transport=None)
+    partial_run = replace(run, hangs=(lost,), phases=phases, collectives=(), transport=None)
 
-    reported = steps.judge_run(run_config, steps.merge(run_config, [], stored=kept), steps.PastRuns())
+    reported = steps.judge_run(run_config, steps.merge(run_config, [], stored=partial_run), steps.PastRuns())
     assert (reported.verdict, reported.bad_nodes) == ("FAIL", ("host-1",)), (
         "a step that ended well: it is the node"
     )
 
     result = steps.judge_run(
-        run_config, steps.merge(run_config, [], lost=True, stored=kept), steps.PastRuns()
+        run_config, steps.merge(run_config, [], lost=True, stored=partial_run), steps.PastRuns()
     )
     assert (result.verdict, result.bad_nodes, result.healthy_nodes) == ("NO-VERDICT", (), ())
     assert "host-1 was lost in all_reduce of phase world" in result.check("hangs").reason  # type: ignore[union-attr]
@@ -63,7 +63,7 @@ def test_a_lost_step_is_judged_by_what_was_kept_and_its_lost_node_is_named_but_n
     assert pod in nothing.headline
 
 
-def test_a_busy_gpu_is_not_loaded_and_does_not_pass() -> None:
+def test_a_busy_gpu_is_not_put_under_load_and_does_not_pass() -> None:
     run = gpu_run(2)
     why = "the GPU of rank 0 on host-0 is used by 3 other processes"
     phases = tuple(
@@ -78,7 +78,7 @@ def test_a_busy_gpu_is_not_loaded_and_does_not_pass() -> None:
 
 
 @pytest.mark.parametrize("node", [0, 1])
-def test_node_0_stores_what_it_measured_and_every_node_returns_it(
+def test_node_0_stores_the_measurements_and_every_node_returns_them(
     node: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     measured, stored = gpu_run(2), list[Any]()
@@ -101,7 +101,7 @@ def test_node_0_stores_what_it_measured_and_every_node_returns_it(
 
 
 class EndedTask(dict[str, Any]):
-    """The task "verdict" of an earlier run, with what it has stored."""
+    """The task "verdict" of an earlier run with its artifacts."""
 
     finished = True
 
@@ -128,8 +128,8 @@ def test_only_earlier_runs_of_this_cluster_and_schema_are_read(monkeypatch: pyte
         (6, "here", good),
     ]
     runs = [
-        Run(verdict=SimpleNamespace(task=EndedTask(number, cluster=cluster, kept=kept)))
-        for number, cluster, kept in stored
+        Run(verdict=SimpleNamespace(task=EndedTask(number, cluster=cluster, kept=partial_run)))
+        for number, cluster, partial_run in stored
     ]
     monkeypatch.setattr(steps, "runs_of", lambda _: runs)
     past = steps.read_past_runs("ChecklistFlow", "here", "10")

@@ -1,4 +1,4 @@
-"""A training that is held up says by whom, and the next checklist looks there first."""
+"""A training run reports its straggler, and the next checklist measures that node first."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ STOPPED_S, RUNS_S = 0.1, 0.02  # often in a step: as a processor that is slow, w
 
 
 def _pid_of_rank_1(home: Path) -> int | None:
-    """Of a rank that has made a step."""
+    """Return the process of rank 1 once it has made a step."""
     for file in home.glob("work/**/telemetry/rank-00001.jsonl"):
         events = [json.loads(line) for line in file.read_text().splitlines()]
         if any(event["kind"] == "step" for event in events):
@@ -41,7 +41,7 @@ def _pid_of_rank_1(home: Path) -> int | None:
 
 @contextlib.contextmanager
 def _slowed(home: Path, training: subprocess.Popen[str]) -> Iterator[None]:
-    """Rank 1 stands still most of the time, from its first step on."""
+    """Stop rank 1 most of the time, from its first step on."""
     over = threading.Event()
 
     def slow() -> None:
@@ -68,22 +68,22 @@ def _late(rank: int, host: str, **changes: Any) -> Straggling:
     return Straggling(**{"rank": rank, "host": host, **values, **changes})
 
 
-def test_what_trainings_have_left_is_read_until_a_checklist_has_measured_the_node(tmp_path: Path) -> None:
+def test_suspicions_of_training_runs_are_read_until_a_checklist_measures_the_node(tmp_path: Path) -> None:
     store = LocalStorage(tmp_path)
     for rank in (1, 2):
         one = _late(rank, f"host-{rank}")
         suspicions.record(one, cluster="kubernetes:a.b:6443", run="7", on_gpus=True, store=store)
     suspicions.record(_late(3, "host-3", over=True), cluster="kubernetes:a.b:6443", run="7", on_gpus=True)
     assert suspicions.read("kubernetes:a.b", store) == ()
-    left = suspicions.read("kubernetes:a.b:6443", store)
-    assert [each.node for each in left] == ["host-1", "host-2"]
+    remaining = suspicions.read("kubernetes:a.b:6443", store)
+    assert [each.node for each in remaining] == ["host-1", "host-2"]
     line = (
         "Training run 7 reported: node 1 (host-1) is late: "
         "it delays the others by 40% of each step since step 3."
     )
-    assert suspicions.notes(left)[0] == line
+    assert suspicions.notes(remaining)[0] == line
     healthy = with_pairs(gpu_run(8), Cluster(nodes=8, speed=45))
-    suspicions.remove_measured(left, judge(healthy, suspects=("host-1",)), store)
+    suspicions.remove_measured(remaining, judge(healthy, suspects=("host-1",)), store)
     assert [each.node for each in suspicions.read("kubernetes:a.b:6443", store)] == ["host-2"]
 
 
@@ -106,11 +106,11 @@ def test_a_slowed_rank_is_named_within_20_steps_and_in_the_next_checklist(tmp_pa
     assert training.returncode == 0, log
     assert left_behind(tmp_path) == []
     name = os.uname().nodename
-    said = re.findall(rf"WARNING: node 1 \({name}\) is late: .* since step (\d+)", log)
-    assert len(said) == 1, log
+    warnings = re.findall(rf"WARNING: node 1 \({name}\) is late: .* since step (\d+)", log)
+    assert len(warnings) == 1, log
     before = log[: log.index("WARNING: node 1")]
     at = max(int(step) for step in re.findall(rf"step (\d+)/{STEPS}", before))
-    assert at - int(said[0]) <= SOON
+    assert at - int(warnings[0]) <= SOON
     assert "WARNING: node 0" not in log
 
     run = (tmp_path / "run_id").read_text()

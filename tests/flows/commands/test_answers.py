@@ -1,4 +1,4 @@
-"""Scores of answers by a reward model's folder."""
+"""Scores of answers by a reward model in a folder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.launchers.scoring import reward_models
 
 
 @pytest.mark.slow
-def test_a_reward_models_folder_scores_as_in_its_training(tmp_path: Path) -> None:
+def test_a_reward_model_in_a_folder_scores_as_in_training(tmp_path: Path) -> None:
     import torch
 
     from launchers.models import causal
@@ -34,12 +34,12 @@ def test_a_reward_models_folder_scores_as_in_its_training(tmp_path: Path) -> Non
     assert scores[0] != scores[1]
 
 
-def test_a_scorer_that_is_neither_function_nor_reward_model_is_refused(tmp_path: Path) -> None:
+def test_a_scorer_that_is_neither_a_function_nor_a_reward_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="neither a function nor a model folder"):
         answers._check_scorer(str(tmp_path))
 
 
-def test_long_answers_are_cut_in_the_terminal_alone() -> None:
+def test_long_answers_are_truncated_only_in_the_terminal() -> None:
     row = side_by_side.Row(prompt="Hello", answers=("short", "long " * 200))
     comparison = side_by_side.Comparison(columns=("one", "base"), rows=(row,))
     table = answers.terminal_table(comparison)

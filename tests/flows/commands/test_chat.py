@@ -1,4 +1,4 @@
-"""``finetune chat``: a finished run's model answers from the command line."""
+"""``finetune chat``: the model of a finished run answers on the command line."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ def run(finished_run: Callable[[str, str, int], FlowRun]) -> FlowRun:
 
 @pytest.fixture
 def chat(run: FlowRun, tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """``chat("--once", input="Hello", folder=...)``: the command as a user's shell has it."""
+    """``chat("--once", input="Hello", folder=...)``: run the command as in a shell."""
     script = tmp_path / "finetune"
     script.write_text("from estimator.cli.app import main\nmain()\n")
 
     def call(
-        *words: str, message: str = QUESTION, folder: Path = run.home, **more: str
+        *arguments: str, message: str = QUESTION, folder: Path = run.home, **environment: str
     ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, str(script), "chat", *words],
+            [sys.executable, str(script), "chat", *arguments],
             cwd=folder,
-            env={**run.environment, "PYTHONPATH": str(Path(__file__).parents[3]), **more},
+            env={**run.environment, "PYTHONPATH": str(Path(__file__).parents[3]), **environment},
             input=message,
             capture_output=True,
             text=True,
@@ -48,7 +48,7 @@ def chat(run: FlowRun, tmp_path: Path) -> Callable[..., subprocess.CompletedProc
 
 
 def generated(folder: Path) -> str:
-    """The greedy answer as the page of a model says to ask it."""
+    """Return the greedy answer from the example on the model card."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -64,15 +64,15 @@ def generated(folder: Path) -> str:
 
 
 @pytest.mark.slow
-def test_the_newest_run_answers_a_piped_message_as_generate_does(
+def test_the_newest_run_answers_a_piped_message_like_generate(
     run: FlowRun, chat: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
-    words = ("--once", "--max-new-tokens=24", "--temperature=0")
-    done = chat(*words)
+    arguments = ("--once", "--max-new-tokens=24", "--temperature=0")
+    done = chat(*arguments)
     assert done.returncode == 0, done.stderr
     (folder,) = (run.home / "finetuned").glob("*/model")
     assert done.stdout == generated(folder) + "\n"
-    with_base = chat(*words, "--with-base", run.run_id)
+    with_base = chat(*arguments, "--with-base", run.run_id)
     assert with_base.returncode == 0, with_base.stderr
     assert with_base.stdout.startswith(f"tiny-llama-finetuned> {done.stdout}")
     assert "\nbase> " in with_base.stdout
@@ -102,7 +102,7 @@ def test_a_model_that_does_not_fit_is_refused_before_it_is_loaded(
 
 
 @pytest.mark.slow
-def test_a_run_whose_folder_is_gone_answers_from_the_datastore(
+def test_a_run_without_its_output_folder_answers_from_the_datastore(
     run: FlowRun, chat: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
     (home,) = (run.home / "finetuned").glob("*")
@@ -117,7 +117,7 @@ def test_a_run_whose_folder_is_gone_answers_from_the_datastore(
 
 
 @pytest.mark.slow
-def test_load_model_in_python_takes_a_run_and_restores_the_namespace(run: FlowRun) -> None:
+def test_load_model_accepts_a_run_and_restores_the_namespace(run: FlowRun) -> None:
     code = """
 from metaflow import Run, get_namespace, load_model, namespace
 namespace(None)

@@ -1,4 +1,4 @@
-"""finetune run, check, flow: which words the packaged flows get, and that they run from any folder."""
+"""finetune run, check, flow: arguments passed to the packaged flows, from any folder."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ SETTINGS = ["--config", "settings", "mine.yaml"]
 FINETUNE = [sys.executable, "-m", "estimator.cli.app"]
 
 
-def finetune(home: Path, *words: str, timeout: float = 120, **more: str) -> subprocess.CompletedProcess[str]:
-    """``finetune WORDS`` in the folder ``home``, which has nothing of ours in it."""
+def finetune(
+    home: Path, *arguments: str, timeout: float = 120, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run ``finetune`` with these arguments in ``home``, an empty folder."""
     done = subprocess.run(
-        [*FINETUNE, *words],
+        [*FINETUNE, *arguments],
         cwd=home,
-        env=environment(home, **more),
+        env=environment(home, **variables),
         capture_output=True,
         text=True,
         timeout=timeout,
@@ -34,7 +36,7 @@ def finetune(home: Path, *words: str, timeout: float = 120, **more: str) -> subp
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    ("arguments", "expected"),
     [
         ("", "run"),
         ("--model llama-8b --with kubernetes:image=x", "run --model llama-8b --with kubernetes:image=x"),
@@ -44,12 +46,12 @@ def finetune(home: Path, *words: str, timeout: float = 120, **more: str) -> subp
         ("--config settings", "--config settings run"),
     ],
 )
-def test_metaflows_global_options_may_appear_anywhere(words: str, expected: str) -> None:
-    assert flow_arguments("run", words.split()) == ("finetune_flow.py", expected.split())
+def test_metaflows_global_options_may_appear_anywhere(arguments: str, expected: str) -> None:
+    assert flow_arguments("run", arguments.split()) == ("finetune_flow.py", expected.split())
 
 
 @pytest.mark.parametrize(
-    ("file", "words", "expected"),
+    ("file", "arguments", "expected"),
     [
         ("finetune_flow.py", ["run", "--plan-only"], "finetune run --plan-only"),
         ("finetune_flow.py", ["--quiet", "run", "--seed", "3"], "finetune run --quiet --seed 3"),
@@ -62,12 +64,14 @@ def test_metaflows_global_options_may_appear_anywhere(words: str, expected: str)
         ("mine.py", ["run"], "python /x/mine.py run"),
     ],
 )
-def test_a_flows_command_is_written_as_finetune_takes_it(file: str, words: list[str], expected: str) -> None:
-    assert command_line(f"/x/{file}", words) == expected
+def test_a_command_of_a_flow_file_is_shown_as_a_finetune_command(
+    file: str, arguments: list[str], expected: str
+) -> None:
+    assert command_line(f"/x/{file}", arguments) == expected
 
 
 @pytest.mark.parametrize(
-    ("words", "file", "expected"),
+    ("arguments", "file", "expected"),
     [
         ("resume", "finetune_flow.py", "resume"),
         ("rejection run --score f", "rejection_flow.py", "run --score f"),
@@ -75,12 +79,12 @@ def test_a_flows_command_is_written_as_finetune_takes_it(file: str, words: list[
         ("checklist", "checklist_flow.py", "--help"),
     ],
 )
-def test_the_first_word_may_name_the_flow(words: str, file: str, expected: str) -> None:
-    assert flow_arguments("flow", words.split()) == (file, expected.split())
+def test_the_first_argument_may_name_the_flow(arguments: str, file: str, expected: str) -> None:
+    assert flow_arguments("flow", arguments.split()) == (file, expected.split())
 
 
 @pytest.mark.parametrize(
-    ("command", "words", "expected"),
+    ("command", "arguments", "expected"),
     [
         ("run", "my.yaml --lr 1e-4", "--config settings my.yaml run --lr 1e-4"),
         ("run", "a/b.yml --quiet", "--config settings a/b.yml --quiet run"),
@@ -88,8 +92,13 @@ def test_the_first_word_may_name_the_flow(words: str, file: str, expected: str) 
         ("check", "nightly.yaml", "--config options nightly.yaml run"),
     ],
 )
-def test_a_leading_yaml_file_is_the_run_s_settings(command: str, words: str, expected: str) -> None:
-    assert flow_arguments(command, words.split()) == (FLOWS[flow_commands.RUNS[command]], expected.split())
+def test_a_leading_yaml_file_is_the_settings_file_of_the_run(
+    command: str, arguments: str, expected: str
+) -> None:
+    assert flow_arguments(command, arguments.split()) == (
+        FLOWS[flow_commands.RUNS[command]],
+        expected.split(),
+    )
 
 
 def test_a_missing_settings_file_is_reported_with_similar_ones(
@@ -104,7 +113,7 @@ def test_a_missing_settings_file_is_reported_with_similar_ones(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("arguments", "expected"),
     [
         (["run", "--with", "kuberntes"], "Unknown step decorator kuberntes"),
         (["flow", "resume"], "A previous run id was not found."),
@@ -112,17 +121,17 @@ def test_a_missing_settings_file_is_reported_with_similar_ones(
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_every_mistake_before_a_run_ends_with_2_and_starts_none(
-    tmp_path: Path, words: list[str], said: str
+def test_every_user_error_before_a_run_exits_with_2_and_starts_no_run(
+    tmp_path: Path, arguments: list[str], expected: str
 ) -> None:
-    done = finetune(tmp_path, *words)
+    done = finetune(tmp_path, *arguments)
     assert done.returncode == 2, done.stdout + done.stderr
-    assert said in done.stdout + done.stderr
+    assert expected in done.stdout + done.stderr
     assert "Workflow starting" not in done.stdout
 
 
 @pytest.mark.slow
-def test_the_movable_options_are_metaflows_global_options(
+def test_the_options_moved_before_the_command_are_the_global_options_of_metaflow(
     tmp_path: Path,
 ) -> None:
     options = r"--(?:\w|-)+"
@@ -134,8 +143,10 @@ def test_the_movable_options_are_metaflows_global_options(
 @pytest.mark.slow
 def test_completion_knows_the_commands_and_the_options_of_the_flows(tmp_path: Path) -> None:
     def complete(line: str) -> set[str]:
-        asked = {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1)}
-        return set(finetune(tmp_path, _FINETUNE_COMPLETE="complete_bash", **asked).stdout.split())
+        completion_environment = {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1)}
+        return set(
+            finetune(tmp_path, _FINETUNE_COMPLETE="complete_bash", **completion_environment).stdout.split()
+        )
 
     assert {"plan", "run", "runs"} & complete("finetune ru") == {"run", "runs"}
     assert complete("finetune run --mo") == {"--mode", "--model", "--modules-to-save", "--monitor"}
@@ -145,12 +156,12 @@ def test_completion_knows_the_commands_and_the_options_of_the_flows(tmp_path: Pa
 
 @pytest.mark.slow
 @pytest.mark.nightly
-def test_a_run_is_resumed_and_its_card_read_in_an_empty_folder(tmp_path: Path) -> None:
+def test_a_run_can_be_resumed_and_its_card_read_in_an_empty_folder(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("max_steps: 2\nseq_len: 128\n")
     once = finetune(tmp_path, "run", "--set=evaluation.generations=0", *SETTINGS, timeout=300)
     assert once.returncode == 0, once.stdout + once.stderr
-    again = finetune(tmp_path, "flow", "resume", "export", timeout=300)
-    assert again.returncode == 0, again.stdout + again.stderr
+    resumed = finetune(tmp_path, "flow", "resume", "export", timeout=300)
+    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
     assert len(list(tmp_path.glob("finetuned/*/model/model.safetensors"))) == 2
     card = finetune(tmp_path, "flow", "card", "get", "train", "card.html", "--id", "finetune")
     assert (tmp_path / "card.html").stat().st_size > 10_000, card.stderr
@@ -158,7 +169,7 @@ def test_a_run_is_resumed_and_its_card_read_in_an_empty_folder(tmp_path: Path) -
 
 @pytest.mark.slow
 @pytest.mark.nightly
-def test_a_checklist_runs_from_an_empty_folder_and_names_its_card(tmp_path: Path) -> None:
+def test_a_checklist_runs_in_an_empty_folder_and_names_its_card(tmp_path: Path) -> None:
     done = finetune(tmp_path, "check", "--nodes", "1", "--only", "gemm", "--device", "cpu", timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     (task,) = re.findall(r"card: finetune flow checklist card view (\S+) --id checklist", done.stdout)
@@ -166,7 +177,7 @@ def test_a_checklist_runs_from_an_empty_folder_and_names_its_card(tmp_path: Path
     assert (tmp_path / "card.html").stat().st_size > 10_000, card.stderr
 
 
-def test_the_next_steps_name_a_command_that_this_shell_finds(
+def test_suggested_commands_can_be_found_by_the_shell(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = tmp_path / ".venv" / "bin" / "finetune"
@@ -187,13 +198,13 @@ def test_the_next_steps_name_a_command_that_this_shell_finds(
     assert console_script() == "finetune"
 
 
-def test_a_scorer_beside_the_settings_file_is_found_from_another_folder(tmp_path: Path) -> None:
+def test_a_scorer_next_to_the_settings_file_is_found_from_another_folder(tmp_path: Path) -> None:
     (tmp_path / "examples").mkdir()
     (tmp_path / "examples" / "scorer.py").write_text("def short(prompt, answer):\n    return 1.0\n")
     (tmp_path / "examples" / "grpo.yaml").write_text(
         "{task: grpo, method: lora, model: llama-8b, rl: {reward: 'scorer.py:short'}}\n"
     )
-    words = ("run", "examples/grpo.yaml", "--with", "kubernetes", "--from-catalogue", "--plan-only")
-    done = finetune(tmp_path, *words)
+    arguments = ("run", "examples/grpo.yaml", "--with", "kubernetes", "--from-catalogue", "--plan-only")
+    done = finetune(tmp_path, *arguments)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("Plan: llama-8b")

@@ -1,4 +1,4 @@
-"""Log files of launches and tasks, in a store that is a folder."""
+"""Log files of launches and tasks in a local store."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _log = logging.getLogger("launchers.run.preparation")
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The store's folder, in a task of run 7."""
+    """The folder of the store, in a task of run 7."""
     folder = tmp_path / "store"
     monkeypatch.setattr(run_logs, "datastore", lambda: LocalStorage(folder))
     monkeypatch.setattr(run_logs, "run_id", lambda: "7")
@@ -25,7 +25,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_each_attempt_of_a_task_leaves_a_log_also_where_it_fails(store: Path, tmp_path: Path) -> None:
+def test_each_attempt_of_a_task_stores_a_log_even_if_it_fails(store: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="broken"), run_logs.recorded_task(tmp_path):  # noqa: PT012
         _log.debug("engine chosen")
         raise ValueError("broken")
@@ -34,7 +34,7 @@ def test_each_attempt_of_a_task_leaves_a_log_also_where_it_fails(store: Path, tm
     assert "ValueError: broken" in text
 
 
-def test_a_launch_leaves_a_log_and_other_commands_of_a_flow_none(
+def test_only_a_launch_stores_a_log_and_other_commands_of_a_flow_do_not(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["flow.py", "show"])
@@ -53,7 +53,7 @@ def test_a_launch_leaves_a_log_and_other_commands_of_a_flow_none(
     assert "planned" in (store / "logs" / "7" / "launch.log").read_text()
 
 
-def test_a_store_that_refuses_a_log_does_not_change_how_the_task_ends(
+def test_a_store_that_refuses_a_log_does_not_change_the_exit_of_the_task(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Full(LocalStorage):

@@ -1,4 +1,4 @@
-"""Options of `finetune run`: every setting is one, and none collides with a flow's parameter."""
+"""Options of `finetune run`: one per setting, without collisions with parameters of a flow."""
 
 from __future__ import annotations
 
@@ -16,16 +16,18 @@ from launchers.settings.options import setting_options, translate
 PARAMETERS, SWITCHES = run_parameters(flow_class("finetune"))
 
 
-def translated(words: str) -> list[str]:
-    return translate(words.split(), PARAMETERS, {*SWITCHES, *OF_METAFLOW})
+def translated(arguments: str) -> list[str]:
+    return translate(arguments.split(), PARAMETERS, {*SWITCHES, *OF_METAFLOW})
 
 
-def overrides(words: str) -> settings.Settings:
-    given = translated(words)
-    return settings.build({}, [given[at + 1] for at, word in enumerate(given) if word == "--set"])
+def overrides(arguments: str) -> settings.Settings:
+    translated_words = translated(arguments)
+    return settings.build(
+        {}, [translated_words[at + 1] for at, word in enumerate(translated_words) if word == "--set"]
+    )
 
 
-def test_every_setting_has_an_option_of_its_own() -> None:
+def test_every_setting_has_its_own_option() -> None:
     options = setting_options()
     assert len(options) == len(settings.dotted_names())
     for flag, setting in FLAGS.items():
@@ -39,27 +41,27 @@ def test_the_default_of_each_setting_can_be_given_as_its_option(name: str) -> No
     if value in ("null", "{}", "[]", ""):
         return
     option = next(option for option, setting in setting_options().items() if setting == name)
-    given = translate([option, value], (), ["--set"])
-    assert settings.flat(settings.build({}, given[1::2]))[name] == value
+    translated_words = translate([option, value], (), ["--set"])
+    assert settings.flat(settings.build({}, translated_words[1::2]))[name] == value
 
 
-def test_options_become_parameters_or_set() -> None:
-    words = "--lr 1e-4 --lora-rank=16 --lora-targets q_proj,v_proj --packing --no-longest-first --tag x"
-    assert translated(words) == [
+def test_options_become_parameters_or_overrides() -> None:
+    arguments = "--lr 1e-4 --lora-rank=16 --lora-targets q_proj,v_proj --packing --no-longest-first --tag x"
+    assert translated(arguments) == [
         *("--lr", "1e-4", "--set", "lora.rank=16", "--set", "lora.targets=[q_proj,v_proj]"),
         *("--packing", "true", "--set", "longest_first=false", "--tag", "x"),
     ]
-    chosen = overrides(words)
+    chosen = overrides(arguments)
     assert (chosen.lora.rank, chosen.lora.targets, chosen.longest_first) == (16, ("q_proj", "v_proj"), False)
 
 
-def test_a_text_is_passed_unchanged() -> None:
-    given = translate(["--chat-template", "{{ bos_token }}: #1"], (), ())
-    assert settings.build({}, given[1::2]).chat_template == "{{ bos_token }}: #1"
+def test_a_string_value_is_passed_unchanged() -> None:
+    values = translate(["--chat-template", "{{ bos_token }}: #1"], (), ())
+    assert settings.build({}, values[1::2]).chat_template == "{{ bos_token }}: #1"
 
 
 @pytest.mark.parametrize(
-    ("words", "advice"),
+    ("arguments", "advice"),
     [
         ("--metod lora", "Did you mean --method"),
         ("--rank 8", "Did you mean --lora-rank"),
@@ -69,9 +71,9 @@ def test_a_text_is_passed_unchanged() -> None:
         ("--lora-rank", "Write --lora-rank VALUE."),
     ],
 )
-def test_an_unknown_option_gets_suggestions(words: str, advice: str) -> None:
+def test_an_unknown_option_gets_suggestions(arguments: str, advice: str) -> None:
     with pytest.raises(UserError) as error:
-        translated(words)
+        translated(arguments)
     assert error.value.advice.startswith(advice)
 
 

@@ -1,4 +1,4 @@
-"""``finetune runs``: finished runs beside each other."""
+"""``finetune runs``: comparison of finished runs."""
 
 from __future__ import annotations
 
@@ -32,17 +32,19 @@ def run(finished_run: Callable[[str, str, int], FlowRun]) -> FlowRun:
 def of_run(
     run: FlowRun, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
-    """``of_run("costs", "--json")``: the ``finetune`` command in that run's folder."""
+    """``of_run("costs", "--json")``: run ``finetune`` in the folder of that run."""
     script = tmp_path_factory.mktemp("command") / "finetune"
     script.write_text("from estimator.cli.app import main\nmain()\n")
     modules = ("estimator.cli.app", "flows.commands.costs", "flows.commands.past_runs", "flows.commands.runs")
     with WarmPython(*modules, "metaflow", environment=run.environment, folder=run.home) as warm:
-        yield lambda *words: warm.run([str(script), *words], folder=run.home, environment=run.environment)
+        yield lambda *arguments: warm.run(
+            [str(script), *arguments], folder=run.home, environment=run.environment
+        )
 
 
-def _finetune(*words: str, cwd: Path, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+def _finetune(*arguments: str, cwd: Path, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "estimator.cli.app", *words],
+        [sys.executable, "-m", "estimator.cli.app", *arguments],
         cwd=cwd,
         env={**env, "PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -52,7 +54,7 @@ def _finetune(*words: str, cwd: Path, env: dict[str, str]) -> subprocess.Complet
     )
 
 
-def test_a_finished_run_is_in_the_table_on_the_page_and_in_json(
+def test_a_finished_run_is_listed_in_the_table_the_html_page_and_the_json_output(
     run: FlowRun, of_run: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
     page = tmp_path / "runs.html"
@@ -72,16 +74,16 @@ def test_a_finished_run_is_in_the_table_on_the_page_and_in_json(
 
 def test_a_folder_without_runs_gives_a_two_line_error(tmp_path: Path) -> None:
     (tmp_path / ".metaflow").mkdir()
-    kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
-    env = kept | {"METAFLOW_DEFAULT_DATASTORE": "local", "METAFLOW_DEFAULT_METADATA": "local"}
-    for words in (("runs", "123"), ("costs",)):
-        done = _finetune(*words, cwd=tmp_path, env=env)
+    inherited = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+    env = inherited | {"METAFLOW_DEFAULT_DATASTORE": "local", "METAFLOW_DEFAULT_METADATA": "local"}
+    for arguments in (("runs", "123"), ("costs",)):
+        done = _finetune(*arguments, cwd=tmp_path, env=env)
         assert done.returncode == 2
         assert len(done.stderr.splitlines()) == 2, done.stderr
         assert "FinetuneFlow" in done.stderr
 
 
-def test_costs_are_summed_by_user_and_machines_without_a_price_reported(
+def test_costs_are_summed_by_user_and_machines_without_a_price_are_reported(
     run: FlowRun, of_run: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
     reported = of_run("costs", "--json")
@@ -101,7 +103,7 @@ def test_costs_are_summed_by_user_and_machines_without_a_price_reported(
     ]
 
 
-def test_an_hour_of_a_node_costs_its_share_of_the_plans_price() -> None:
+def test_an_hour_of_a_node_costs_its_share_of_the_price_in_the_plan() -> None:
     plan = planned("llama-70b", "full", "H100", 4)
     hourly = plan.prediction.usd_per_hour
     assert hourly is not None
@@ -114,21 +116,21 @@ def test_an_hour_of_a_node_costs_its_share_of_the_plans_price() -> None:
     assert past_runs._span(Attempt(seconds=None, succeeded=False), None, "train").usd_per_hour is None
 
 
-def test_answers_of_a_run_and_its_base_stand_below_the_table_and_blind_columns_have_no_names(
+def test_answers_of_a_run_and_its_base_follow_the_table_and_blind_columns_have_no_names(
     run: FlowRun, of_run: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
     prompts, key, scores = tmp_path / "prompts.txt", tmp_path / "key.json", tmp_path / "scores.py"
     prompts.write_text("What is 1 plus 2?\nWhat is 3 plus 4?\n")
     scores.write_text("def longer(prompt, answer):\n    return len(answer)\n")
-    words = ("runs", run.run_id, f"--prompts={prompts}", "--max-new-tokens=4", f"--score={scores}:longer")
-    done = of_run(*words, "--json")
+    arguments = ("runs", run.run_id, f"--prompts={prompts}", "--max-new-tokens=4", f"--score={scores}:longer")
+    done = of_run(*arguments, "--json")
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert [record["run"] for record in found["runs"]] == [run.run_id]
-    assert found["answers"]["columns"] == [run.run_id, "base"]
-    for row in found["answers"]["rows"]:
+    report = json.loads(done.stdout)
+    assert [record["run"] for record in report["runs"]] == [run.run_id]
+    assert report["answers"]["columns"] == [run.run_id, "base"]
+    for row in report["answers"]["rows"]:
         assert row["scores"] == [len(answer) for answer in row["answers"]]
-    blind = of_run(*words, f"--blind={key}")
+    blind = of_run(*arguments, f"--blind={key}")
     assert blind.returncode == 0, blind.stderr
     table = blind.stdout.partition("What is 1 plus 2?")
     assert table[1]

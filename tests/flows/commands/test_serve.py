@@ -1,4 +1,4 @@
-"""``finetune serve``: a server of its own process answers OpenAI's client, and leaves nothing behind."""
+"""``finetune serve``: a server process answers the OpenAI client and leaves no process."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ),
     ],
 )
-def test_openai_s_client_gets_the_answers_of_generate_and_sigterm_ends_all_processes(
+def test_the_openai_client_gets_the_answers_of_generate_and_sigterm_ends_all_processes(
     server: str, model_dir: Path, tmp_path: Path
 ) -> None:
     from openai import APIStatusError, OpenAI
@@ -68,11 +68,11 @@ def test_openai_s_client_gets_the_answers_of_generate_and_sigterm_ends_all_proce
     try:
         assert process.stdout is not None
         shown = ""
-        while not (found := re.search(r"URL +(\S+)", shown)):
+        while not (match := re.search(r"URL +(\S+)", shown)):
             line = process.stdout.readline()
             assert line, shown
             shown += line
-        with OpenAI(base_url=found[1], api_key="none", timeout=60, max_retries=0) as client:
+        with OpenAI(base_url=match[1], api_key="none", timeout=60, max_retries=0) as client:
             answer = client.chat.completions.create(
                 model="mine", messages=QUESTION, max_tokens=12, temperature=0
             )
@@ -95,9 +95,7 @@ def test_openai_s_client_gets_the_answers_of_generate_and_sigterm_ends_all_proce
     assert (answer.choices[0].message.content, streamed) == (expected, expected)
 
 
-def test_manifests_are_printed_for_a_gpu_and_a_claim_and_refused_without_either(
-    model_dir: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_manifests_need_a_gpu_and_a_volume_claim(model_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(UserError, match=r"The GPU for serving .* is unknown"):
         serve.serve(str(model_dir), with_="kubernetes")
     with pytest.raises(UserError, match="Pods cannot read"):
@@ -113,7 +111,7 @@ def test_manifests_are_printed_for_a_gpu_and_a_claim_and_refused_without_either(
     assert "kubectl port-forward service/mine 8000" in shown.err
 
 
-def test_an_adapter_on_a_claim_is_served_on_its_base_from_the_hub_and_refused_without_it(
+def test_an_adapter_on_a_volume_claim_is_served_on_its_hub_base_and_refused_without_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 8}))
@@ -152,7 +150,7 @@ def test_a_model_by_name_is_checked_before_its_weights_are_fetched(
 
 
 @pytest.mark.slow
-def test_applied_twice_there_is_one_deployment_and_one_service(
+def test_applying_twice_creates_one_deployment_and_one_service(
     model_dir: Path, control_plane: ControlPlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from estimator.hardware.cluster.api import ClusterApi
@@ -171,8 +169,8 @@ def test_applied_twice_there_is_one_deployment_and_one_service(
             requests=requests,
         )
     with ClusterApi() as api:
-        found = api.get(f"/apis/apps/v1/namespaces/{namespace}/deployments")["items"]
+        deployments = api.get(f"/apis/apps/v1/namespaces/{namespace}/deployments")["items"]
         services = api.get(f"/api/v1/namespaces/{namespace}/services")["items"]
-    (container,) = found[0]["spec"]["template"]["spec"]["containers"]
-    assert (len(found), [each["metadata"]["name"] for each in services]) == (1, ["mine"])
+    (container,) = deployments[0]["spec"]["template"]["spec"]["containers"]
+    assert (len(deployments), [each["metadata"]["name"] for each in services]) == (1, ["mine"])
     assert container["args"][container["args"].index("--max-num-seqs") + 1] == "4"

@@ -24,7 +24,7 @@ CREDENTIALS = {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x", "AWS_DEFA
 
 
 class S3Kind:
-    """Metaflow's S3 datastore."""
+    """The S3 datastore of Metaflow."""
 
     TYPE = "s3"
     datastore_root = "s3://bucket/some/root"
@@ -32,7 +32,7 @@ class S3Kind:
 
 @pytest.fixture
 def stored(s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FinishedModel:
-    """The model of run 17, on this machine and in S3."""
+    """The model of run 17, in a local folder and in S3."""
     monkeypatch.setattr(_metaflow, "configured_storage", S3Kind)
     _s3_storage(s3, monkeypatch)
     model = tiny_llama.make(tmp_path / "run" / "model", config={**tiny_llama.CONFIG, "num_hidden_layers": 1})
@@ -41,7 +41,7 @@ def stored(s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Finished
     return FinishedModel(name="tiny-finetuned", folder=model, base="tiny", run="FinetuneFlow/17", gpu="L4")
 
 
-def test_an_init_container_fetches_the_runs_model(
+def test_an_init_container_fetches_the_model_of_the_run(
     stored: FinishedModel,
     s3: str,
     tmp_path: Path,
@@ -72,19 +72,19 @@ def test_a_damaged_model_ends_the_init_container_with_one_line(
     damaged = next(key for key in keys if key.endswith("-config.json"))
     client.put_object(Bucket="bucket", Key=damaged, Body=b"{}")
     source = (Path(finished.__file__).with_name("fetch_in_pod.py")).read_text()
-    found = finished_models.stored_in_s3(stored)
-    assert found is not None
-    done = _run(["-c", source, found.address], tmp_path / "pod", s3)
+    stored_model = finished_models.stored_in_s3(stored)
+    assert stored_model is not None
+    done = _run(["-c", source, stored_model.address], tmp_path / "pod", s3)
     assert done.returncode == 1
     assert "config.json has changed since it was stored" in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def _run(words: list[str], folder: Path, endpoint: str) -> subprocess.CompletedProcess[str]:
+def _run(arguments: list[str], folder: Path, endpoint: str) -> subprocess.CompletedProcess[str]:
     """Run the init container's command for another folder, without this package."""
     environment = {"PATH": os.environ["PATH"], **CREDENTIALS, "AWS_ENDPOINT_URL_S3": endpoint}
     return subprocess.run(
-        [sys.executable, *words, str(folder)],
+        [sys.executable, *arguments, str(folder)],
         env=environment,
         cwd=folder.parent,
         capture_output=True,

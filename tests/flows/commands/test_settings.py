@@ -1,4 +1,4 @@
-"""finetune settings: what it lists and finds."""
+"""finetune settings: listing and search."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from estimator.cli.app import app
 from launchers.settings import dotted_names
 
 
-def run(*words: str) -> str:
-    done = CliRunner().invoke(app, ["settings", *words], prog_name="finetune")
+def run(*arguments: str) -> str:
+    done = CliRunner().invoke(app, ["settings", *arguments], prog_name="finetune")
     return done.output
 
 
@@ -38,6 +38,6 @@ def test_a_setting_is_found_by_name_description_and_name_in_other_tools(word: st
     assert run(word).startswith(f"{first} (")
 
 
-def test_a_word_that_no_setting_contains_is_answered_with_similar_names() -> None:
+def test_an_unknown_word_is_answered_with_similar_setting_names() -> None:
     assert "Did you mean" in run("optimzer")
     assert "lists all of them" in run("zzzzz")

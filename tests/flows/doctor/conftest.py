@@ -1,4 +1,4 @@
-"""A probe by its name, in a process of its own as the command runs it, and a home that is the test's."""
+"""Probes by name, each in its own process as the command runs them, with a test home."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ Asker = Callable[..., dict[str, Line]]
 
 
 @pytest.fixture
-def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Asker:
-    """``ask(name, limit_s=, only=arguments, **variables)``: the first line of each check of that probe."""
+def query_probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Asker:
+    """``query_probe(name, limit_s=, only=, **variables)``: the first line of each check of a probe."""
 
-    def asked(
+    def query(
         name: str, limit_s: float | None = None, only: tuple[str, ...] = (), **variables: str
     ) -> dict[str, Line]:
-        kept = environment(tmp_path, HOME=str(tmp_path), AWS_EC2_METADATA_DISABLED="true")
-        for variable in os.environ.keys() - kept.keys():
+        doctor_environment = environment(tmp_path, HOME=str(tmp_path), AWS_EC2_METADATA_DISABLED="true")
+        for variable in os.environ.keys() - doctor_environment.keys():
             monkeypatch.delenv(variable)
-        for variable, value in {**kept, **variables}.items():
+        for variable, value in {**doctor_environment, **variables}.items():
             monkeypatch.setenv(variable, value)
         monkeypatch.chdir(tmp_path)
         (probe,) = (probe for probe in PROBES if probe.name == name)
         ((_, lines),) = run_probes([replace(probe, arguments=only or probe.arguments)], limit_s)
         return {line.check: line for line in reversed(lines)}
 
-    return asked
+    return query

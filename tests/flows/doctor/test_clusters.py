@@ -1,4 +1,4 @@
-"""Kubernetes, Batch and Slurm: away, broken, slow; what is missing there is named with what mends it."""
+"""Kubernetes, Batch and Slurm: unreachable, broken or slow; missing parts are named with a fix."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ def kubeconfig(tmp_path: Path) -> Path:
     return tmp_path / ".kube" / "config"
 
 
-def test_every_kubernetes_backend_reports_a_missing_kubeconfig(ask: Asker, kubeconfig: Path) -> None:
-    lines = ask("kubernetes", KUBECONFIG=str(kubeconfig))
+def test_every_kubernetes_backend_reports_a_missing_kubeconfig(query_probe: Asker, kubeconfig: Path) -> None:
+    lines = query_probe("kubernetes", KUBECONFIG=str(kubeconfig))
     assert tuple(lines) == tuple(reversed(KUBERNETES))
     assert lines["kubernetes"].found == f"There is no kubeconfig at {kubeconfig}."
     assert all(line.state == "no" and "KUBECONFIG" in line.fix for line in lines.values())
 
 
-def test_a_broken_kubeconfig_and_a_closed_port_are_a_line_without_the_login(
-    ask: Asker, tmp_path: Path, kubeconfig: Path
+def test_a_broken_kubeconfig_or_closed_port_is_reported_in_one_line_without_credentials(
+    query_probe: Asker, tmp_path: Path, kubeconfig: Path
 ) -> None:
     write_kubeconfig(tmp_path, training="http://127.0.0.1:9")
-    closed = ask("kubernetes", KUBECONFIG=str(kubeconfig))["kubernetes"]
+    closed = query_probe("kubernetes", KUBECONFIG=str(kubeconfig))["kubernetes"]
     kubeconfig.write_text("users: [{name: u, user: {token: own-secret-token")
-    broken = ask("kubernetes", KUBECONFIG=str(kubeconfig))["kubernetes"]
+    broken = query_probe("kubernetes", KUBECONFIG=str(kubeconfig))["kubernetes"]
     assert (closed.state, broken.state) == ("no", "no")
     assert "(http://127.0.0.1:9) cannot be reached" in closed.found
     assert "cannot be used" in broken.found
@@ -42,18 +42,20 @@ def test_a_broken_kubeconfig_and_a_closed_port_are_a_line_without_the_login(
 
 
 @pytest.mark.slow
-def test_a_server_that_accepts_and_never_answers_is_given_up_before_the_probe(
-    ask: Asker, tmp_path: Path, kubeconfig: Path
+def test_a_server_that_never_answers_is_abandoned_before_the_probe_times_out(
+    query_probe: Asker, tmp_path: Path, kubeconfig: Path
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         write_kubeconfig(tmp_path, training=f"https://127.0.0.1:{silent.getsockname()[1]}")
-        line = ask("kubernetes", 120, KUBECONFIG=str(kubeconfig))["kubernetes"]
+        line = query_probe("kubernetes", 120, KUBECONFIG=str(kubeconfig))["kubernetes"]
     assert line.state == "no"
     assert "cannot be reached" in line.found
 
 
 @pytest.mark.slow
-def test_a_hanging_login_is_ended_with_its_children(ask: Asker, tmp_path: Path, kubeconfig: Path) -> None:
+def test_a_hanging_login_command_is_ended_with_its_child_processes(
+    query_probe: Asker, tmp_path: Path, kubeconfig: Path
+) -> None:
     write_kubeconfig(tmp_path, training="https://127.0.0.1:9")
     config = json.loads(kubeconfig.read_text())
     program = tmp_path / "login"
@@ -63,16 +65,16 @@ def test_a_hanging_login_is_ended_with_its_children(ask: Asker, tmp_path: Path, 
     login = {"apiVersion": version, "command": str(program), "interactiveMode": "Never"}
     config["users"] = [{"name": "u", "user": {"exec": login}}]
     kubeconfig.write_text(json.dumps(config))
-    line = ask("kubernetes", 6, KUBECONFIG=str(kubeconfig))["kubernetes"]
+    line = query_probe("kubernetes", 6, KUBECONFIG=str(kubeconfig))["kubernetes"]
     assert (line.state, line.found) == ("unknown", "no result within 6 s")
-    left = [
+    leftover = [
         each.pid for each in psutil.process_iter(["cmdline"]) if each.info["cmdline"] == ["sleep", "86399"]
     ]
-    assert left == []
+    assert leftover == []
 
 
 class Cluster(Api):
-    """One that has the namespace, and what else it is given by path."""
+    """A cluster with the namespace and the given objects by path."""
 
     objects: dict[str, dict[str, object]]
 
@@ -99,10 +101,10 @@ REMOTE = {
     ],
     ids=["nothing", "JobSet", "Argo"],
 )
-def test_missing_parts_of_a_cluster_decide_which_backends_work(
+def test_missing_components_of_a_cluster_decide_which_backends_work(
     objects: dict[str, dict[str, object]],
     able: tuple[bool, ...],
-    ask: Asker,
+    query_probe: Asker,
     tmp_path: Path,
     kubeconfig: Path,
 ) -> None:
@@ -110,48 +112,50 @@ def test_missing_parts_of_a_cluster_decide_which_backends_work(
     cluster.objects = {"/apis": BARE["/apis"], **objects}
     with serving_api(cluster) as url:
         write_kubeconfig(tmp_path, training=url)
-        lines = ask("kubernetes", KUBECONFIG=str(kubeconfig), **REMOTE)
+        lines = query_probe("kubernetes", KUBECONFIG=str(kubeconfig), **REMOTE)
     assert tuple(lines[name].state == "ok" for name in KUBERNETES) == able, lines
     assert all(line.fix for line in lines.values() if line.state == "no")
 
 
-def test_a_cluster_that_could_run_pods_does_not_help_a_local_datastore(
-    ask: Asker, tmp_path: Path, kubeconfig: Path
+def test_a_usable_cluster_is_not_reported_as_working_with_a_local_datastore(
+    query_probe: Asker, tmp_path: Path, kubeconfig: Path
 ) -> None:
     cluster = Cluster()
     cluster.objects = {**BARE, **JOBSET, **ARGO}
     with serving_api(cluster) as url:
         write_kubeconfig(tmp_path, training=url)
-        lines = ask("kubernetes", KUBECONFIG=str(kubeconfig))
+        lines = query_probe("kubernetes", KUBECONFIG=str(kubeconfig))
     for name in KUBERNETES:
         assert lines[name].state == "no"
         assert "the datastore is local" in lines[name].found
         assert "metaflow configure" in lines[name].fix
 
 
-def test_batch_without_a_login_says_how_to_log_in(ask: Asker) -> None:
-    lines = ask("batch", AWS_DEFAULT_REGION="us-east-1")
+def test_batch_without_credentials_is_reported_with_how_to_log_in(query_probe: Asker) -> None:
+    lines = query_probe("batch", AWS_DEFAULT_REGION="us-east-1")
     assert lines["batch"].found == "There are no AWS credentials."
     assert lines.keys() == {"batch", "batch, several nodes", "step-functions"}
     assert all("aws configure" in line.fix for line in lines.values())
 
 
-def test_batch_at_an_address_that_is_away_is_a_line(ask: Asker) -> None:
+def test_an_unreachable_batch_endpoint_is_reported_in_one_line(query_probe: Asker) -> None:
     keys = {"AWS_ACCESS_KEY_ID": "AKIDOCTOR", "AWS_SECRET_ACCESS_KEY": "secret-of-doctor"}
-    where = {"AWS_DEFAULT_REGION": "us-east-1", "AWS_ENDPOINT_URL": "http://127.0.0.1:9"}
-    line = ask("batch", **keys, **where)["batch"]
+    endpoint = {"AWS_DEFAULT_REGION": "us-east-1", "AWS_ENDPOINT_URL": "http://127.0.0.1:9"}
+    line = query_probe("batch", **keys, **endpoint)["batch"]
     assert line.state == "no"
     assert line.found.startswith("AWS Batch cannot be reached")
 
 
 @pytest.mark.slow
-def test_a_machine_without_slurm_and_a_controller_that_is_silent(ask: Asker, tmp_path: Path) -> None:
+def test_a_missing_slurm_and_a_silent_slurm_controller_are_reported(
+    query_probe: Asker, tmp_path: Path
+) -> None:
     programs = tmp_path / "programs"
     programs.mkdir()
-    absent = ask("slurm", PATH=str(programs))["slurm"]
+    absent = query_probe("slurm", PATH=str(programs))["slurm"]
     assert (absent.state, absent.found) == ("no", "srun and scontrol are not on PATH")
     for name in ("srun", "scontrol"):
         (programs / name).write_text("#!/bin/sh\nexec /bin/sleep 600\n")
         (programs / name).chmod(0o755)
-    silent = ask("slurm", PATH=os.pathsep.join([str(programs), os.environ["PATH"]]))["slurm"]
+    silent = query_probe("slurm", PATH=os.pathsep.join([str(programs), os.environ["PATH"]]))["slurm"]
     assert (silent.state, silent.found) == ("no", "its controller does not respond within 5 s")

@@ -1,4 +1,4 @@
-"""``finetune doctor`` as a user calls it: its text, its JSON, its status; what it never shows or leaves."""
+"""``finetune doctor`` as a user calls it: text, JSON, exit status, and no secrets or leftovers."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_doctor_reports_obstacles_with_status_1_within_80_columns(
     assert any("fix: Set the root." in row for row in rows)
 
 
-def test_only_needs_of_the_default_job_decide_the_status() -> None:
+def test_only_requirements_of_the_default_job_decide_the_exit_status() -> None:
     local = Line(check="local", state="ok", found="", needs=("fsdp2", "datastore"))
     engine, other = (Line(check=name, state="no", found="") for name in ("fsdp2", "trl"))
     unknown = Line(check="datastore", state="unknown", found="")
@@ -99,7 +99,7 @@ def test_only_needs_of_the_default_job_decide_the_status() -> None:
 @pytest.mark.parametrize(
     "number", [pytest.param(signal.SIGINT, marks=[pytest.mark.slow, pytest.mark.nightly]), signal.SIGTERM]
 )
-def test_stopped_in_the_middle_it_leaves_no_process_behind(number: signal.Signals, tmp_path: Path) -> None:
+def test_an_interrupted_doctor_leaves_no_process(number: signal.Signals, tmp_path: Path) -> None:
     write_kubeconfig(tmp_path, training="https://127.0.0.1:9")
     config = json.loads((tmp_path / ".kube" / "config").read_text())
     login = {"apiVersion": "client.authentication.k8s.io/v1", "command": "sleep", "args": ["86398"]}
@@ -124,5 +124,5 @@ def test_stopped_in_the_middle_it_leaves_no_process_behind(number: signal.Signal
     assert not _is_running("sleep", "86398")
 
 
-def _is_running(*words: str) -> bool:
-    return any(each.info["cmdline"] == list(words) for each in psutil.process_iter(["cmdline"]))
+def _is_running(*arguments: str) -> bool:
+    return any(each.info["cmdline"] == list(arguments) for each in psutil.process_iter(["cmdline"]))

@@ -1,4 +1,4 @@
-"""Metaflow's profile, datastore and metadata, each with one that works and those that don't."""
+"""Profile, datastore and metadata service of Metaflow: working and broken ones."""
 
 from __future__ import annotations
 
@@ -22,23 +22,25 @@ S3 = {
 }
 
 
-def test_a_local_datastore_is_written_and_left_empty(ask: Asker, tmp_path: Path) -> None:
-    line = ask("datastore")["datastore"]
+def test_a_local_datastore_is_tested_by_writing_and_left_empty(query_probe: Asker, tmp_path: Path) -> None:
+    line = query_probe("datastore")["datastore"]
     assert (line.state, line.found) == ("ok", f"local, {tmp_path / '.metaflow'}: can be read and written")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_unwritable_root_is_reported_with_the_variable_that_moves_it(ask: Asker, tmp_path: Path) -> None:
+def test_an_unwritable_datastore_root_is_reported_with_the_variable_that_sets_it(
+    query_probe: Asker, tmp_path: Path
+) -> None:
     (tmp_path / "file").write_text("")
     root = str(tmp_path / "file")
-    line = ask("datastore", METAFLOW_DATASTORE_SYSROOT_LOCAL=root)["datastore"]
+    line = query_probe("datastore", METAFLOW_DATASTORE_SYSROOT_LOCAL=root)["datastore"]
     assert (line.state, line.found) == ("no", f"local, {root}/.metaflow: Not a directory")
     assert "METAFLOW_DATASTORE_SYSROOT_LOCAL" in line.fix
 
 
 @pytest.fixture(scope="module")
 def s3() -> Iterator[str]:
-    """The address of an S3 that has the bucket."""
+    """The address of an S3 server with the bucket."""
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     url = "http://{}:{}".format(*server.get_host_and_port())
@@ -51,44 +53,45 @@ def s3() -> Iterator[str]:
     server.stop()
 
 
-def test_s3_is_written_and_read(ask: Asker, s3: str) -> None:
-    line = ask("datastore", METAFLOW_S3_ENDPOINT_URL=s3, **S3)["datastore"]
+def test_an_s3_datastore_is_tested_by_writing_and_reading(query_probe: Asker, s3: str) -> None:
+    line = query_probe("datastore", METAFLOW_S3_ENDPOINT_URL=s3, **S3)["datastore"]
     assert (line.state, line.found) == ("ok", "s3://bucket/metaflow can be read and written")
 
 
-def test_a_missing_bucket_is_reported(ask: Asker, s3: str) -> None:
+def test_a_missing_s3_bucket_is_reported(query_probe: Asker, s3: str) -> None:
     values = {**S3, "METAFLOW_S3_ENDPOINT_URL": s3, "METAFLOW_DATASTORE_SYSROOT_S3": "s3://other/x"}
-    line = ask("datastore", **values)["datastore"]
+    line = query_probe("datastore", **values)["datastore"]
     assert line.state == "no"
     assert "NoSuchBucket" in line.found
     assert line.fix
 
 
-def test_an_s3_that_does_not_answer_ends_within_the_limit(ask: Asker) -> None:
-    more = {"METAFLOW_S3_ENDPOINT_URL": "http://127.0.0.1:9", "FINETUNE_DATASTORE_TIMEOUT": "0.02"}
-    line = ask("datastore", 40, **S3, **more)["datastore"]
+def test_an_s3_that_does_not_answer_ends_within_the_limit(query_probe: Asker) -> None:
+    s3_settings = {"METAFLOW_S3_ENDPOINT_URL": "http://127.0.0.1:9", "FINETUNE_DATASTORE_TIMEOUT": "0.02"}
+    line = query_probe("datastore", 40, **S3, **s3_settings)["datastore"]
     assert line.state == "no"
     assert "has not responded" in line.found
     assert KEYS["AWS_SECRET_ACCESS_KEY"] not in f"{line}"
 
 
-def test_an_s3_without_a_root_names_the_variable(ask: Asker) -> None:
-    line = ask("datastore", METAFLOW_DEFAULT_DATASTORE="s3")["datastore"]
+def test_an_s3_without_a_root_names_the_variable(query_probe: Asker) -> None:
+    line = query_probe("datastore", METAFLOW_DEFAULT_DATASTORE="s3")["datastore"]
     assert line.state == "no"
     assert "METAFLOW_DATASTORE_SYSROOT_S3" in line.fix
 
 
 @pytest.mark.parametrize(
-    ("content", "found"), [(None, "there is no"), ("{broken", "JSONDecodeError"), ("{}", "config_mine.json")]
+    ("content", "expected"),
+    [(None, "there is no"), ("{broken", "JSONDecodeError"), ("{}", "config_mine.json")],
 )
 def test_the_profile_that_metaflow_reads_is_named(
-    content: str | None, found: str, ask: Asker, tmp_path: Path
+    content: str | None, expected: str, query_probe: Asker, tmp_path: Path
 ) -> None:
     if content is not None:
         (tmp_path / "config_mine.json").write_text(content)
-    line = ask("profile", METAFLOW_HOME=str(tmp_path), METAFLOW_PROFILE="mine")["profile"]
+    line = query_probe("profile", METAFLOW_HOME=str(tmp_path), METAFLOW_PROFILE="mine")["profile"]
     assert line.state == ("ok" if content == "{}" else "no")
-    assert found in line.found
+    assert expected in line.found
     assert str(tmp_path / "config_mine.json") in line.found
 
 
@@ -101,14 +104,14 @@ class Service(BaseHTTPRequestHandler):
         pass
 
 
-def test_a_metadata_service_answers_or_not(ask: Asker) -> None:
+def test_the_state_of_the_metadata_service_is_reported(query_probe: Asker) -> None:
     values = {"METAFLOW_DEFAULT_METADATA": "service"}
     with serving(Service) as url:
-        there = ask("metadata", METAFLOW_SERVICE_URL=url, **values)["metadata"]
-        wrong = ask("metadata", METAFLOW_SERVICE_URL=f"{url}/elsewhere", **values)["metadata"]
-    gone = ask("metadata", METAFLOW_SERVICE_URL=url, **values)["metadata"]
-    unset = ask("metadata", METAFLOW_SERVICE_URL="", **values)["metadata"]
-    assert [line.state for line in (there, wrong, gone, unset)] == ["ok", "no", "no", "no"]
+        answering = query_probe("metadata", METAFLOW_SERVICE_URL=url, **values)["metadata"]
+        wrong = query_probe("metadata", METAFLOW_SERVICE_URL=f"{url}/elsewhere", **values)["metadata"]
+    unreachable_service = query_probe("metadata", METAFLOW_SERVICE_URL=url, **values)["metadata"]
+    unset = query_probe("metadata", METAFLOW_SERVICE_URL="", **values)["metadata"]
+    assert [line.state for line in (answering, wrong, unreachable_service, unset)] == ["ok", "no", "no", "no"]
     assert "404" in wrong.found
-    assert "refused" in gone.found
+    assert "refused" in unreachable_service.found
     assert "METAFLOW_SERVICE_URL is not set" in unset.found

@@ -1,4 +1,4 @@
-"""Engines that are installed work; those that are not, or are broken, are said with what mends them."""
+"""Installed engines work; missing or broken ones are reported with a fix."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def test_each_engine_has_its_modules_and_its_extra() -> None:
 
 
 @pytest.mark.slow
-def test_installed_engines_work(ask: Asker) -> None:
-    lines = ask("engines")
+def test_installed_engines_work(query_probe: Asker) -> None:
+    lines = query_probe("engines")
     assert list(lines) == list(reversed(LAUNCHED_ENGINES))
     assert {line.state for line in lines.values()} == {"ok"}
     assert lines["fsdp2"].found.startswith("works: torch 2.")
@@ -31,18 +31,18 @@ def test_installed_engines_work(ask: Asker) -> None:
     ("engine", "package", "extra"), [("torchtune", "torchtune", "train"), ("trl", "trl", "rl")]
 )
 def test_a_missing_package_names_the_extra_to_install(
-    engine: str, package: str, extra: str, ask: Asker, tmp_path: Path
+    engine: str, package: str, extra: str, query_probe: Asker, tmp_path: Path
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(f"import sys\nsys.modules[{package!r}] = None\n")
-    line = ask("engines", only=(engine,), PYTHONPATH=str(tmp_path))[engine]
+    line = query_probe("engines", only=(engine,), PYTHONPATH=str(tmp_path))[engine]
     assert line.state == "no"
     assert line.found.startswith(f"{package} is not installed")
     assert line.fix == f"pip install 'metaflow-finetune[{extra}]'"
 
 
-def test_a_package_whose_import_fails_is_reported_as_broken(ask: Asker, tmp_path: Path) -> None:
+def test_a_package_whose_import_fails_is_reported_as_broken(query_probe: Asker, tmp_path: Path) -> None:
     (tmp_path / "deepspeed").mkdir()
     (tmp_path / "deepspeed" / "__init__.py").write_text("raise OSError('undefined symbol: x')")
-    line = ask("engines", only=("deepspeed",), PYTHONPATH=str(tmp_path))["deepspeed"]
+    line = query_probe("engines", only=("deepspeed",), PYTHONPATH=str(tmp_path))["deepspeed"]
     assert (line.state, line.found) == ("no", "import failed: undefined symbol: x")
     assert "metaflow-finetune[deepspeed]" in line.fix

@@ -1,4 +1,4 @@
-"""Versions of what is installed, and extras that lack something."""
+"""Versions of installed packages, and incomplete extras."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import pytest
 from tests.flows.doctor.conftest import Asker
 
 
-def test_packages_are_shown_with_their_versions(ask: Asker) -> None:
-    lines = ask("packages")
+def test_packages_are_shown_with_their_versions(query_probe: Asker) -> None:
+    lines = query_probe("packages")
     assert {line.state for line in lines.values()} == {"ok"}
     assert (lines["torch"].found, lines["metaflow"].found) == (version("torch"), version("metaflow"))
 
 
-def test_an_extra_that_is_not_installed_is_optional(ask: Asker) -> None:
-    lines = ask("extras")
+def test_an_extra_that_is_not_installed_is_optional(query_probe: Asker) -> None:
+    lines = query_probe("extras")
     assert "torchtune, deepspeed, fsdp2, train" in lines["extras"].found
     try:
         version("vllm")
@@ -28,14 +28,14 @@ def test_an_extra_that_is_not_installed_is_optional(ask: Asker) -> None:
         pytest.skip("vLLM is installed here")
 
 
-def test_an_unsupported_release_is_reported(ask: Asker, tmp_path: Path) -> None:
+def test_an_unsupported_release_is_reported(query_probe: Asker, tmp_path: Path) -> None:
     for name, number in (("tensorboard", "1.0"), ("metaflow", "2.10")):
         folder = tmp_path / f"{name}-{number}.dist-info"
         folder.mkdir()
         (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {number}\n")
-    assert ask("extras", PYTHONPATH=str(tmp_path))["extra trackers"].found == (
+    assert query_probe("extras", PYTHONPATH=str(tmp_path))["extra trackers"].found == (
         "tensorboard is 1.0, required is >=2.16"
     )
-    own = ask("packages", PYTHONPATH=str(tmp_path))["metaflow-finetune"]
-    assert own.state == "no"
-    assert "metaflow is 2.10, required is" in own.found
+    versions = query_probe("packages", PYTHONPATH=str(tmp_path))["metaflow-finetune"]
+    assert versions.state == "no"
+    assert "metaflow is 2.10, required is" in versions.found

@@ -1,4 +1,4 @@
-"""What a line never holds."""
+"""Text that is removed from a line of the report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Probes in processes of their own: broken ones are a line, slow ones end at their limit."""
+"""Probes in separate processes: failing ones are reported in one line, slow ones end at their limit."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def probe_that(name: str, limit_s: float = 60) -> Probe:
 
 
 @pytest.mark.usefixtures("modules")
-def test_a_failing_probe_is_a_line_and_the_others_continue() -> None:
-    found = run_probes([probe_that(name, 2 if name == "hangs" else 60) for name in PROBES])
-    lines = {probe.name: line for probe, (line,) in found}
+def test_a_failing_probe_is_reported_in_one_line_and_the_others_continue() -> None:
+    probe_lines = run_probes([probe_that(name, 2 if name == "hangs" else 60) for name in PROBES])
+    lines = {probe.name: line for probe, (line,) in probe_lines}
     assert set(lines) == set(PROBES)
     assert (lines["raises"].found, lines["leaves"].found) == ("ValueError: first", "SystemExit: 3")
     assert lines["dies"].found == "its process ended with status 7: last words"

@@ -1,4 +1,4 @@
-"""Tokens are there or not; more is never said."""
+"""Tokens are reported as present or missing, never by value."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ VALUES = {
 }
 
 
-def test_missing_tokens_are_reported_with_how_to_set_them(ask: Asker) -> None:
-    lines = ask("tokens")
+def test_missing_tokens_are_reported_with_how_to_set_them(query_probe: Asker) -> None:
+    lines = query_probe("tokens")
     assert lines.keys() == {"HF_TOKEN", "AWS credentials", "WANDB_API_KEY"}
     assert {line.found for line in lines.values()} == {"not set"}
     assert all(line.fix for line in lines.values())
 
 
-def test_tokens_that_are_set_are_not_shown(ask: Asker) -> None:
-    lines = ask("tokens", **VALUES)
+def test_values_of_tokens_are_not_shown(query_probe: Asker) -> None:
+    lines = query_probe("tokens", **VALUES)
     assert {line.state for line in lines.values()} == {"ok"}
     assert [lines[name].found for name in ("HF_TOKEN", "AWS credentials", "WANDB_API_KEY")] == [
         "set",
@@ -31,8 +31,8 @@ def test_tokens_that_are_set_are_not_shown(ask: Asker) -> None:
     ]
 
 
-def test_a_login_of_wandb_is_found(ask: Asker, tmp_path: Path) -> None:
+def test_a_wandb_login_is_found(query_probe: Asker, tmp_path: Path) -> None:
     (tmp_path / ".netrc").write_text("machine api.wandb.ai login user password value-of-wandb\n")
     (tmp_path / ".netrc").chmod(0o600)
-    line = ask("tokens")["WANDB_API_KEY"]
+    line = query_probe("tokens")["WANDB_API_KEY"]
     assert line.found == "set (netrc)"

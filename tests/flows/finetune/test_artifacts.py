@@ -1,4 +1,4 @@
-"""What the launching process leaves for tasks elsewhere."""
+"""Files that the launch stores for remote tasks."""
 
 from __future__ import annotations
 
@@ -21,36 +21,36 @@ from launchers.store.bundles import MANIFEST, Manifest, get_bundle
 @pytest.fixture(autouse=True)
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MetaflowStorage:
     implementation = SimpleNamespace(TYPE="local", datastore_root=str(tmp_path / "store"))
-    made = MetaflowStorage(implementation, "finetune-cache")
-    monkeypatch.setattr(artifacts, "datastore", lambda **_: made)
+    artifact_store = MetaflowStorage(implementation, "finetune-cache")
+    monkeypatch.setattr(artifacts, "datastore", lambda **_: artifact_store)
     monkeypatch.setenv(artifacts.STAGED_VARIABLE, "")  # which monkeypatch takes away at the end
-    return made
+    return artifact_store
 
 
-def test_every_local_dataset_of_a_run_reaches_its_tasks(tmp_path: Path, dataset: Path) -> None:
-    more, held_out = tmp_path / "more.jsonl", tmp_path / "held-out.jsonl"
-    for path in (more, held_out):
+def test_every_local_dataset_of_a_run_is_passed_to_its_tasks(tmp_path: Path, dataset: Path) -> None:
+    second_file, held_out = tmp_path / "more.jsonl", tmp_path / "held-out.jsonl"
+    for path in (second_file, held_out):
         path.write_text(f'{{"text": "{path.stem}"}}\n')
     chosen = settings.build(
         {
             "dataset": str(dataset),
-            "mixture": {str(more): 2, "owner/rows": 1},
+            "mixture": {str(second_file): 2, "owner/rows": 1},
             "evaluation": {"dataset": str(held_out)},
         }
     )
     model = models.resolve("tiny-llama", online=False)
     _, staged = artifacts.stage(chosen, model)
-    assert list(staged) == [str(dataset), str(more), str(held_out)]
+    assert list(staged) == [str(dataset), str(second_file), str(held_out)]
     artifacts.carry(model, staged)
-    for path in (dataset, more, held_out):
+    for path in (dataset, second_file, held_out):
         path.unlink()
-    local = chosen.model_copy(update={"mixture": {str(more): 2.0}})
-    samples, kept = preparation.read_data(local, tmp_path / "work", fetch=artifacts.fetch_dataset)
+    local = chosen.model_copy(update={"mixture": {str(second_file): 2.0}})
+    samples, train = preparation.read_data(local, tmp_path / "work", fetch=artifacts.fetch_dataset)
     assert [row.source for row in samples] == [0] * 60 + [1]
-    assert len(kept) == 1
+    assert len(train) == 1
 
 
-def test_a_saved_split_reaches_its_tasks_and_checked_rows_the_steps_after(
+def test_a_saved_split_is_passed_to_tasks_and_validated_rows_to_later_steps(
     tmp_path: Path, store: MetaflowStorage
 ) -> None:
     saved = tmp_path / "saved"
@@ -63,14 +63,14 @@ def test_a_saved_split_reaches_its_tasks_and_checked_rows_the_steps_after(
     shutil.rmtree(saved)
     fetch = artifacts.fetch_dataset
     read = preparation.read_data(chosen, tmp_path / "work", fetch=fetch)
-    key = artifacts.keep_rows(store, read, tmp_path / "work" / "rows")
+    key = artifacts.store_rows(store, read, tmp_path / "work" / "rows")
     get_bundle(store, key, tmp_path / "later")
-    train, held_out = preparation.stored_data(tmp_path / "later")
+    train, held_out = preparation.open_stored_rows(tmp_path / "later")
     assert [row.text for row in train] == ["train"] * 3  # type: ignore[union-attr]
     assert [row.text for row in held_out or ()] == ["test"] * 3  # type: ignore[union-attr]
 
 
-def test_images_that_a_file_names_reach_the_tasks_with_it(tmp_path: Path, store: MetaflowStorage) -> None:
+def test_images_named_in_a_dataset_file_are_passed_to_tasks(tmp_path: Path, store: MetaflowStorage) -> None:
     image = pytest.importorskip("PIL.Image")
     mine = tmp_path / "mine"
     (mine / "deep").mkdir(parents=True)
@@ -84,8 +84,8 @@ def test_images_that_a_file_names_reach_the_tasks_with_it(tmp_path: Path, store:
     _, staged = artifacts.stage(chosen, model)
     artifacts.carry(model, staged)
     shutil.rmtree(mine)
-    found, _ = preparation.read_data(chosen, tmp_path / "work", fetch=artifacts.fetch_dataset)
-    assert [row.caption for row in found] == ["a one", "a two"]  # type: ignore[union-attr]
+    dataset_rows, _ = preparation.read_data(chosen, tmp_path / "work", fetch=artifacts.fetch_dataset)
+    assert [row.caption for row in dataset_rows] == ["a one", "a two"]  # type: ignore[union-attr]
     (bundle,) = staged.values()
     names = {file.name for file in Manifest.from_json(store.get_bytes(f"{bundle}/{MANIFEST}")).files}
     assert names == {"rows.jsonl", "one.png", "deep/two.png"}

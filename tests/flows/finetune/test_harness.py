@@ -1,4 +1,4 @@
-"""Files of one's own tasks on their way to the steps that score them."""
+"""Files of custom harness tasks on their way to the scoring steps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.conftest import write_sums
 from tests.launchers.harness.files import write_task
 
 
-def test_tasks_of_a_run_that_goes_elsewhere_come_from_the_store(
+def test_harness_tasks_of_a_remote_run_are_fetched_from_the_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = LocalStorage(tmp_path / "store")

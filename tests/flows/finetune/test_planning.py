@@ -1,4 +1,4 @@
-"""Planning: from flags to settings to a plan, and what is refused on the way."""
+"""Planning: from flags to settings to a plan, and refusals."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ PARAMETERS = {"model": "tiny-llama", "global_batch_size": 8}
 Usage = namedtuple("Usage", "total used free")
 
 
-def test_flags_win_over_the_file_and_set_over_both() -> None:
-    made = planning.settings_from(
+def test_flags_override_the_file_and_set_overrides_both() -> None:
+    chosen = planning.settings_from(
         {"seed": 1, "epochs": 2, "global_batch_size": 4},
         {"epochs": 3, "global_batch_size": 6, "set": ("global_batch_size=8",)},
     )
-    assert (made.seed, made.epochs, made.global_batch_size) == (1, 3, 8)
+    assert (chosen.seed, chosen.epochs, chosen.global_batch_size) == (1, 3, 8)
 
 
-def test_an_empty_flag_leaves_the_file_as_it_is() -> None:
-    made = planning.settings_from({"optimizer": {"lr": 1e-4}}, {"lr": "", "nodes": None})
-    assert made.optimizer.lr == 1e-4
+def test_an_empty_flag_does_not_override_the_file() -> None:
+    chosen = planning.settings_from({"optimizer": {"lr": 1e-4}}, {"lr": "", "nodes": None})
+    assert chosen.optimizer.lr == 1e-4
 
 
 def test_trackers_may_be_given_with_commas() -> None:
@@ -49,22 +49,22 @@ def test_every_flag_is_a_setting() -> None:
     assert [name for name in planning.FLAGS.values() if name not in names] == []
 
 
-def test_a_plan_of_a_local_file_knows_its_steps_and_reads_it_whole(dataset: Path) -> None:
-    made = planning.plan_from_parameters({**PARAMETERS, "dataset": str(dataset)}, "local")
-    assert made.layout.global_batch_size == 8
+def test_a_plan_for_a_local_dataset_has_its_number_of_steps_and_reads_all_rows(dataset: Path) -> None:
+    planned = planning.plan_from_parameters({**PARAMETERS, "dataset": str(dataset)}, "local")
+    assert planned.layout.global_batch_size == 8
     dataset.write_text(dataset.read_text() + "{broken\n")
     with pytest.raises(UserError, match="line 61"):
         planning.plan_from_parameters({**PARAMETERS, "dataset": str(dataset)}, "local")
 
 
-def test_a_disk_without_room_is_refused_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_without_free_space_is_refused_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(2**30, 2**30, 1000))
     with pytest.raises(UserError, match="FINETUNE_WORK_DIR") as caught:
         planning.plan_from_parameters(PARAMETERS, "local")
     assert "0 MiB free" in caught.value.problem
 
 
-def test_a_file_in_the_place_of_the_output_folder_is_refused_before_the_run(tmp_path: Path) -> None:
+def test_a_file_at_the_output_path_is_refused_before_the_run(tmp_path: Path) -> None:
     (tmp_path / "results").write_text("")
     for folder in (tmp_path / "results", tmp_path / "results" / "mine"):
         with pytest.raises(UserError) as caught:
@@ -113,7 +113,7 @@ ON_CLUSTER = {"model": "llama-8b", "method": "lora", "engine": "torchtune"}
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> list[Cluster | UserError]:
-    """What the backend answers; the first of the list. Nothing is staged for tasks elsewhere."""
+    """Responses of the backend; the first is used. Nothing is uploaded for remote tasks."""
     p5 = nodes_of("p5.48xlarge", 2)
     answers: list[Cluster | UserError] = [Cluster(context="training", nodes=(p5,))]
 
@@ -129,29 +129,31 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> list[Cluster | UserError]:
 
 
 @pytest.mark.parametrize("backend", ["kubernetes", "batch"])
-def test_a_run_elsewhere_is_planned_with_what_is_there(cluster: list[Cluster], backend: Backend) -> None:
-    made = planning.plan_from_parameters(ON_CLUSTER, backend)
-    assert (made.request.instance_type, made.target) == ("p5.48xlarge", backend)
-    assert any("the cluster has 2 of p5.48xlarge" in line for line in made.why)
+def test_a_remote_run_is_planned_with_the_nodes_of_the_cluster(
+    cluster: list[Cluster], backend: Backend
+) -> None:
+    planned = planning.plan_from_parameters(ON_CLUSTER, backend)
+    assert (planned.request.instance_type, planned.target) == ("p5.48xlarge", backend)
+    assert any("the cluster has 2 of p5.48xlarge" in line for line in planned.why)
 
 
-def test_an_unreachable_cluster_gives_one_line(
+def test_an_unreachable_cluster_is_reported_in_one_line(
     cluster: list[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster[0] = UserError("The API cannot be reached: refused.", "Is the VPN up?")
-    made = planning.plan_from_parameters(ON_CLUSTER, "kubernetes")
-    assert made.request.instance_type is not None
-    said = [line for line in capsys.readouterr().err.splitlines() if "catalogue" in line]
-    assert said == ["Planned with the catalogue's machines: The API cannot be reached: refused."]
+    planned = planning.plan_from_parameters(ON_CLUSTER, "kubernetes")
+    assert planned.request.instance_type is not None
+    warnings = [line for line in capsys.readouterr().err.splitlines() if "catalogue" in line]
+    assert warnings == ["Planned with the catalogue's machines: The API cannot be reached: refused."]
 
 
 def test_from_catalogue_is_a_flag_without_a_value_and_a_setting(
     cluster: list[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     in_file = {"resources": {"from_catalogue": True}}
-    for given, meant in (({}, False), ({"from_catalogue": True}, True)):
-        assert planning.settings_from({}, given).resources.from_catalogue is meant
-        assert planning.settings_from(in_file, given).resources.from_catalogue
+    for values, meant in (({}, False), ({"from_catalogue": True}, True)):
+        assert planning.settings_from({}, values).resources.from_catalogue is meant
+        assert planning.settings_from(in_file, values).resources.from_catalogue
     assert planning.settings_from(in_file, {"from_catalogue": False}).resources.from_catalogue
     cluster[0] = UserError("Nobody is to be asked.")
     planning.plan_from_parameters({**ON_CLUSTER, "from_catalogue": True}, "kubernetes")
@@ -163,8 +165,8 @@ def test_a_run_on_cpus_reads_no_inventory_of_gpus(
     cluster: list[Any], parameters: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster[0] = UserError("Nobody is to be asked.")
-    made = planning.plan_from_parameters({**ON_CLUSTER, **parameters}, "kubernetes")
-    assert made.layout.device == "cpu"
+    planned = planning.plan_from_parameters({**ON_CLUSTER, **parameters}, "kubernetes")
+    assert planned.layout.device == "cpu"
     assert "catalogue" not in capsys.readouterr().err
 
 
@@ -179,22 +181,20 @@ def test_a_deployment_that_is_only_printed_queries_no_cluster(
     )
 
 
-def test_a_run_that_is_resumed_keeps_the_plan_that_it_was_started_with(
-    cluster: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_resumed_run_keeps_its_original_plan(cluster: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     first = planning.plan_from_parameters({**ON_CLUSTER, "gpus": 4}, "kubernetes")
     busy = nodes_of("p5.48xlarge", 1)
     cluster[0] = Cluster(context="training", nodes=(busy,))
     monkeypatch.setattr(planning, "command", lambda: "resume")
     monkeypatch.setattr(planning, "_newest_checklist", lambda *_, **__: None)
-    kept: list[Any] = [first]
-    monkeypatch.setattr(planning, "resumed_artifact", lambda *_: kept[0])
+    earlier_plans: list[Any] = [first]
+    monkeypatch.setattr(planning, "resumed_artifact", lambda *_: earlier_plans[0])
     assert planning.plan_from_parameters(ON_CLUSTER, "kubernetes") == first
-    kept[0] = None  # its step start has not ended
+    earlier_plans[0] = None  # its step start has not ended
     assert planning.plan_from_parameters(ON_CLUSTER, "kubernetes") != first
 
 
-def test_a_spot_run_goes_to_spot_nodes_alone_and_makes_checkpoints_as_often_as_its_plan_says(
+def test_a_spot_run_uses_only_spot_nodes_and_the_checkpoint_interval_of_its_plan(
     cluster: list[Cluster],
 ) -> None:
     with pytest.raises(UserError) as caught:
@@ -202,13 +202,13 @@ def test_a_spot_run_goes_to_spot_nodes_alone_and_makes_checkpoints_as_often_as_i
     assert "matches --spot" in caught.value.problem  # no label marks its nodes
     cluster[0] = Cluster(context="training", nodes=(replace(nodes_of("p5.48xlarge", 2), spot=True),))
     rate = {"set": ("resources.interruption_rate=0.05",)}
-    made = planning.plan_from_parameters({**ON_CLUSTER, "spot": True, **rate}, "kubernetes")
-    found = made.prediction.interruptions
-    assert made.request.spot
-    assert made.prediction.price_kind == "spot"
-    assert found.steps is not None
-    for given, every in (({}, found.steps), ({"checkpoint_every": 7}, 7)):
-        decided = config({**ON_CLUSTER, **given}, "llama-8b").with_checkpoint_interval(1000, made)
+    planned = planning.plan_from_parameters({**ON_CLUSTER, "spot": True, **rate}, "kubernetes")
+    interruptions = planned.prediction.interruptions
+    assert planned.request.spot
+    assert planned.prediction.price_kind == "spot"
+    assert interruptions.steps is not None
+    for values, every in (({}, interruptions.steps), ({"checkpoint_every": 7}, 7)):
+        decided = config({**ON_CLUSTER, **values}, "llama-8b").with_checkpoint_interval(1000, planned)
         assert decided.checkpoint_every == every
     assert not planning.plan_from_parameters({**PARAMETERS, "spot": True}, "local").request.spot
 
@@ -220,22 +220,22 @@ def test_several_nodes_on_spot_are_refused_on_batch(cluster: list[Cluster]) -> N
     assert planning.plan_from_parameters({**ON_CLUSTER, "spot": True}, "batch").request.nodes == 1
 
 
-def test_a_measured_bandwidth_and_the_label_of_fit_nodes_are_part_of_the_plan(
+def test_measured_bandwidth_and_the_label_of_healthy_nodes_are_part_of_the_plan(
     cluster: list[Cluster], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     parameters = {"model": "llama-70b", "method": "full", "nodes": 2, "global_batch_size": 64}
     before = planning.plan_from_parameters(parameters, "kubernetes")
     result = healthy()
     slow = [replace(item, busbw_gbytes_per_s=20.0) for item in result.measurements.collectives]
-    found = checked(judge(replace(result.measurements, collectives=tuple(slow))))
+    checked_result = checked(judge(replace(result.measurements, collectives=tuple(slow))))
     exclusion = gate.NodeExclusion(labels=(("fit", "true"),), lines=("Excluded: host-2.",))
-    monkeypatch.setattr(planning, "_newest_checklist", lambda *_, **__: found)
+    monkeypatch.setattr(planning, "_newest_checklist", lambda *_, **__: checked_result)
     monkeypatch.setattr(gate, "exclude_nodes", lambda *_: exclusion)
     after = planning.plan_from_parameters(parameters, "kubernetes")
     assert any("between nodes 20 GB/s as measured" in line for line in after.why)
     assert after.prediction.tokens_per_second < 0.8 * before.prediction.tokens_per_second
     assert (before.request.node_labels, after.request.node_labels) == ((), (("fit", "true"),))
     assert "Excluded: host-2." in capsys.readouterr().err
-    monkeypatch.setattr(type(found), "is_of", lambda *_: False)
+    monkeypatch.setattr(type(checked_result), "covers", lambda *_: False)
     other = planning.plan_from_parameters(parameters, "kubernetes")
     assert other.prediction == before.prediction, "measured on another instance type"

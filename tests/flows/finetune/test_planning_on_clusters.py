@@ -1,4 +1,4 @@
-"""What ``run --with kubernetes`` plans on clusters of other shapes, what the user is told, and admission."""
+"""Plans of ``run --with kubernetes`` on clusters of different shapes, their messages, and admission."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ Run = Callable[..., Plan]
 @pytest.fixture
 def shape(control_plane: ControlPlane, request: pytest.FixtureRequest) -> Iterator[Shape]:
     namespace = control_plane.namespace(f"s{abs(hash(request.node.name)) % 10**8}")
-    with shaped(control_plane, namespace) as made:
-        yield made
+    with shaped(control_plane, namespace) as cluster_shape:
+        yield cluster_shape
 
 
 @pytest.fixture
 def run(shape: Shape, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """The plan of ``run --with kubernetes`` with these parameters, and the pods' tolerations if any."""
+    """Return the plan of ``run --with kubernetes`` with these parameters, and tolerations of its pods."""
     monkeypatch.setenv("KUBECONFIG", str(shape.plane.kubeconfig()))
     monkeypatch.setattr(artifacts, "stage", lambda _, model: (model, {}))
     monkeypatch.setattr(artifacts, "carry", lambda *_: None)
@@ -45,14 +45,14 @@ def run(shape: Shape, monkeypatch: pytest.MonkeyPatch) -> Run:
         if tolerations:
             values["tolerations"] = [item.to_dict() for item in tolerations]
             user_values["tolerations"] = object()
-        where = Destination(backend="kubernetes", configured=values, user_values=user_values)  # type: ignore[arg-type]
-        with planning_for(where):
+        destination = Destination(backend="kubernetes", configured=values, user_values=user_values)  # type: ignore[arg-type]
+        with planning_for(destination):
             return planning.plan_from_parameters({"model": model, **parameters}, "kubernetes")
 
     return planned
 
 
-def test_on_premises_only_what_is_open_is_planned_with_and_no_cloud_has_a_price(
+def test_an_on_premises_plan_uses_only_untainted_nodes_and_has_no_price(
     shape: Shape,
     run: Run,
     capsys: pytest.CaptureFixture[str],
@@ -85,20 +85,20 @@ def test_on_premises_only_what_is_open_is_planned_with_and_no_cloud_has_a_price(
     assert shape.admitted(plan, both)[0] in ("fenced-a", "fenced-b")
 
     shape.add(own_a100("open"))
-    own = tmp_path / "own.csv"
-    own.write_text(
+    price_file = tmp_path / "own.csv"
+    price_file.write_text(
         "instance_type,cloud,gpu,gpu_count,on_demand_usd_h\n8x A100 SXM 80GB,rack,A100 SXM 80GB,8,9.5\n"
     )
-    monkeypatch.setenv(hardware.VARIABLE, str(own))
-    hardware.forget()
+    monkeypatch.setenv(hardware.VARIABLE, str(price_file))
+    hardware.clear_cache()
     priced = run(method="lora", gpus=8)
     assert priced.prediction.usd_per_hour == 9.5
     reported = capsys.readouterr().err
     assert "untolerated taint dedicated=research:NoSchedule: fenced-a, fenced-b" in reported
-    hardware.forget()
+    hardware.clear_cache()
 
 
-def test_an_empty_node_group_is_planned_with_if_the_user_describes_it(
+def test_an_empty_node_group_is_used_in_a_plan_if_the_user_describes_it(
     shape: Shape, run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shape.add(
@@ -122,12 +122,12 @@ def test_an_empty_node_group_is_planned_with_if_the_user_describes_it(
     assert rows.impossible == []
     assert any("may add nodes to gke-c-l4-0a1b-grp (1 of 3 nodes)" in row.detail for row in rows.rows)
     capsys.readouterr()
-    more = run(method="qlora", nodes=2, gpus=1)
-    assert (more.request.instance_type, more.request.nodes) == ("g2-standard-16", 2)
+    node_plan = run(method="qlora", nodes=2, gpus=1)
+    assert (node_plan.request.instance_type, node_plan.request.nodes) == ("g2-standard-16", 2)
     assert "the node group gke-c-l4-0a1b-grp may add 2 of g2-standard-16" in capsys.readouterr().err
 
 
-def test_a_cluster_without_gpus_trains_a_small_model_on_its_cpus_and_says_so(
+def test_a_small_model_is_trained_on_cpus_of_a_cluster_without_gpus_with_a_note(
     shape: Shape, run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shape.add(cpu_node("a"), cpu_node("b"))

@@ -1,4 +1,4 @@
-"""What is refused before a rejection run begins, and what is said of its size and price."""
+"""Refusals before a rejection sampling run, and its size and price."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def functions(tmp_path: Path) -> Path:
 
 
 def test_the_flags_of_the_flow_are_settings() -> None:
-    found = planning.settings_from({}, {"score": "a.py:f", "answers": 8})
-    assert (found.rejection.score, found.rejection.answers) == ("a.py:f", 8)
+    chosen_settings = planning.settings_from({}, {"score": "a.py:f", "answers": 8})
+    assert (chosen_settings.rejection.score, chosen_settings.rejection.answers) == ("a.py:f", 8)
 
 
 def test_a_single_answer_per_prompt_is_refused() -> None:
@@ -57,15 +57,17 @@ def test_too_few_prompts_for_a_batch_are_refused(functions: Path, dataset: Path)
         rejection_plan.check(settings.build({**values, "global_batch_size": 16}))
 
 
-def test_steps_are_those_of_the_answers_that_can_be_kept(functions: Path, dataset: Path) -> None:
+def test_the_number_of_steps_follows_from_the_maximum_number_of_kept_answers(
+    functions: Path, dataset: Path
+) -> None:
     values = {"dataset": str(dataset), "epochs": 2, "global_batch_size": 4}
     values["rejection"] = {"score": f"{functions}:length", "prompts": 40, "top_share": 0.5}
-    found = rejection_plan.check(settings.build(values))
-    assert (found.prompts, found.trained.max_steps) == (40, (20 - 1) * 2 // 4)
+    plan_check = rejection_plan.check(settings.build(values))
+    assert (plan_check.prompts, plan_check.trained.max_steps) == (40, (20 - 1) * 2 // 4)
 
 
 def printed(params: dict[str, Any], backend: Any, capsys: pytest.CaptureFixture[str]) -> str:
-    """What --plan-only says, as one line."""
+    """Return the output of --plan-only as one line."""
     with pytest.raises(SystemExit):
         planning.plan_from_parameters({"settings": {}, "plan_only": True, **params}, backend)
     return " ".join(capsys.readouterr().out.split())
@@ -86,7 +88,7 @@ def test_the_plan_shows_its_size_and_marks_unknown_values(
     assert "total time unknown" in text
 
 
-def test_each_stage_and_the_whole_have_hours_and_a_price(
+def test_each_stage_and_the_total_have_hours_and_a_price(
     functions: Path, dataset: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     params = ON_H100 | {"score": f"{functions}:length", "answers": 4, "dataset": str(dataset)}
@@ -95,11 +97,11 @@ def test_each_stage_and_the_whole_have_hours_and_a_price(
     assert "score 1 node with no GPU: time unknown, price unknown: the function's own time" in text
     assert re.search(r"train as above: \d+ min, \$[\d.]+", text)
     assert re.search(r"total \d+ min to \d+ min, \$[\d.]+ to \$[\d.]+, without score", text)
-    more = printed(params | {"overrides": ("rejection.nodes=2",)}, "batch", capsys)
-    assert "generate 2 nodes, each 1x H100 SXM" in more
+    several_nodes = printed(params | {"overrides": ("rejection.nodes=2",)}, "batch", capsys)
+    assert "generate 2 nodes, each 1x H100 SXM" in several_nodes
 
 
-def test_a_reward_model_at_hand_is_sized_and_priced(
+def test_a_local_reward_model_is_included_in_sizes_and_price(
     tmp_path: Path, dataset: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = json.loads((tiny_llama.make(tmp_path / "model") / "config.json").read_text())
@@ -135,23 +137,23 @@ def test_several_nodes_on_a_machine_with_gpus_are_refused(
         planning.plan_from_parameters(params, "local")
 
 
-def test_the_size_of_a_dataset_that_is_elsewhere_is_unknown(functions: Path) -> None:
+def test_the_size_of_a_remote_dataset_is_unknown(functions: Path) -> None:
     values = {"dataset": "org/name", "rejection": {"score": f"{functions}:length"}}
-    found = rejection_plan.check(settings.build(values))
-    assert (found.prompts, found.held_out, found.longest) == (None, None, None)
-    assert found.trained.max_steps is None
+    plan_check = rejection_plan.check(settings.build(values))
+    assert (plan_check.prompts, plan_check.held_out, plan_check.longest) == (None, None, None)
+    assert plan_check.trained.max_steps is None
 
 
 @pytest.mark.parametrize(
-    ("method", "words"),
+    ("method", "arguments"),
     [("lora", "there is no vLLM in /bin/sh"), ("adapter-v1", "samples from whole models")],
 )
 def test_vllm_is_refused_if_missing_and_for_unmergeable_adapters(
-    functions: Path, dataset: Path, method: str, words: str
+    functions: Path, dataset: Path, method: str, arguments: str
 ) -> None:
     overrides = ("rejection.generator=vllm", "rejection.generator_python=/bin/sh")
     params = {"settings": {}, "method": method, "dataset": str(dataset), "overrides": overrides}
     with pytest.raises(UserError) as caught:
         planning.plan_from_parameters(params | {"score": f"{functions}:length", "answers": 4}, "local")
-    assert words in caught.value.problem
+    assert arguments in caught.value.problem
     assert "\n" not in caught.value.problem

@@ -1,4 +1,4 @@
-"""Scoring functions that travel with a run, and those that needn't."""
+"""Scoring functions that are sent along with a run, and those that are not."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flows.finetune import artifacts, scorers
 from launchers.store.bundles import LocalStorage
 
 
-def test_a_file_of_a_run_that_goes_elsewhere_is_in_the_store(
+def test_the_scorer_file_of_a_remote_run_is_uploaded_to_the_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     functions = tmp_path / "functions.py"
@@ -32,14 +32,16 @@ def test_a_file_of_a_run_that_goes_elsewhere_is_in_the_store(
     assert (Path(file).read_text(), name) == ((tmp_path / "gone.py").read_text(), "length")
 
 
-def test_a_module_is_not_put_into_the_store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_scorer_module_is_not_uploaded_to_the_store(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(scorers, "datastore", lambda **_: LocalStorage(tmp_path))
     assert (scorers.stage_scorer("package.module:f"), scorers.stage_scorer(None)) == ({}, {})
     assert scorers.fetch_scorer("package.module:f", None, tmp_path) == "package.module:f"
 
 
 @pytest.mark.parametrize("staged", ["bundles/1", None])
-def test_a_reward_model_is_fetched_once_unless_the_launch_stored_it(
+def test_a_reward_model_is_fetched_once_unless_the_launch_uploaded_it(
     staged: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     checked: list[Any] = []
@@ -48,7 +50,7 @@ def test_a_reward_model_is_fetched_once_unless_the_launch_stored_it(
     monkeypatch.setattr(artifacts, "fetch_weights_once", lambda name, *_, **__: f"fetched {name}")
     monkeypatch.setattr(artifacts, "fetch_tokenizer", lambda reference, _: reference)
     monkeypatch.setattr(scorers, "check_reward_model", lambda *arguments: checked.append(arguments))
-    found = scorers.fetch_reward_model_once(str(tmp_path), "rl.reward", tmp_path)
-    assert found == (staged or f"fetched {tmp_path}")
-    assert checked == [(found, "rl.reward", str(tmp_path))]
+    folder = scorers.fetch_reward_model_once(str(tmp_path), "rl.reward", tmp_path)
+    assert folder == (staged or f"fetched {tmp_path}")
+    assert checked == [(folder, "rl.reward", str(tmp_path))]
     assert scorers.fetch_reward_model_once("module:function", "rl.reward", tmp_path) is None

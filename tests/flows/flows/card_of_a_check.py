@@ -1,4 +1,4 @@
-"""A step with a card that the test has drawn."""
+"""A step with a card made by the test."""
 
 from __future__ import annotations
 

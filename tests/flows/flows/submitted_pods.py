@@ -27,16 +27,16 @@ def manifests(runtime: Any) -> dict[str, Any]:
     """Return one manifest for each step of the flow."""
     from kubernetes import client
 
-    made, taken = {}, inspect.signature(Kubernetes.create_jobset).parameters
+    pod_kinds, parameters_taken = {}, inspect.signature(Kubernetes.create_jobset).parameters
     for node in runtime._graph:
         decorators = {decorator.name: decorator for decorator in node.decorators}
         compute = decorators["kubernetes"]
-        asked = {
+        compute_values = {
             RENAMED.get(name, name): value
             for name, value in compute.attributes.items()
-            if RENAMED.get(name, name) in taken
+            if RENAMED.get(name, name) in parameters_taken
         }
-        asked |= {
+        compute_values |= {
             "secrets": compute.attributes["secrets"] or [],
             "flow_name": runtime._flow.name,
             "run_id": "1",
@@ -54,11 +54,11 @@ def manifests(runtime: Any) -> dict[str, Any]:
         }
         cluster = Kubernetes(runtime._flow_datastore, runtime._metadata, runtime._environment)
         if node.parallel_step:
-            made[node.name] = cluster.create_jobset(**asked, num_parallel=NODES).dump()
+            pod_kinds[node.name] = cluster.create_jobset(**compute_values, num_parallel=NODES).dump()
         else:
-            job = cluster.create_job_object(**asked, name_pattern="t-").create()
-            made[node.name] = client.ApiClient().sanitize_for_serialization(job._job)
-    return made
+            job = cluster.create_job_object(**compute_values, name_pattern="t-").create()
+            pod_kinds[node.name] = client.ApiClient().sanitize_for_serialization(job._job)
+    return pod_kinds
 
 
 def print_manifests(runtime: Any) -> None:

@@ -45,7 +45,7 @@ def test_the_card_of_a_selection_has_both_histograms_and_the_extremes() -> None:
     assert worst.rows[:2] == (("prompt", "question 7"), ("-7", "answer 2"))
 
 
-def test_the_cards_before_it_show_answers_and_scores() -> None:
+def test_cards_of_earlier_steps_show_answers_and_scores() -> None:
     first = card.draw_answers([("prompts", "8")], PROMPTS, ANSWERS)[-1]
     assert isinstance(first, Grid)
     assert first.rows[:3] == (("prompt", "question 0"), ("3 tokens", "answer 0"), ("3 tokens", "answer 1"))
@@ -54,7 +54,7 @@ def test_the_cards_before_it_show_answers_and_scores() -> None:
     assert "Scores of 24 answers" in blocks[0].markdown
 
 
-def test_equal_scores_still_make_a_bar_and_long_texts_a_line() -> None:
+def test_equal_scores_have_one_bar_and_long_texts_one_line() -> None:
     (row,) = card.histogram({"drawn": distribution([1.0, 1.0])})["data"]["values"]
     assert row["high"] > row["low"]
     longest = ("ab " * card.MAX_CHARACTERS)[: card.MAX_CHARACTERS - 1] + "a"

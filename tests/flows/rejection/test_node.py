@@ -1,4 +1,4 @@
-"""Nodes, GPUs and batches of generation, by the plan."""
+"""Nodes, GPUs and batches of generation from the plan."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from flows.rejection import node
 from tests.decorators.backends.plans import planned
 
 
-def test_nodes_gpus_and_batches_of_generation_are_those_of_the_plan() -> None:
+def test_generation_uses_the_nodes_gpus_and_batch_of_the_plan() -> None:
     plan = planned("llama-8b", "full", "H100", 1)
     assert node.drawing_nodes(plan) == [0]
     assert node._gpus(plan) == plan.request.gpus_per_node

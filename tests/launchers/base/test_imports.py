@@ -1,4 +1,4 @@
-"""The collector while large packages are imported."""
+"""Garbage collection is paused while large packages are imported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Work folders: each task's own, gone when it ends, however it ends."""
+"""Work folders: one per task, removed when it ends for any reason."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ STRANGER = 65534
 
 @pytest.fixture(autouse=True)
 def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The user's folder in a place that he has named, before anything is made there."""
+    """The work folder of the user before anything is created in it."""
     monkeypatch.setenv("FINETUNE_WORK_DIR", str(tmp_path / "work"))
     return workdir.root()
 
 
 @pytest.fixture
 def everybodys(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A temporary folder as all users of a machine share it."""
+    """A temporary folder shared by all users of a machine."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o1777)
         monkeypatch.delenv("FINETUNE_WORK_DIR")
@@ -52,17 +52,17 @@ def as_a_stranger(script: str, *arguments: str) -> subprocess.CompletedProcess[s
     )
 
 
-def test_a_folder_is_there_while_its_task_runs_and_then_gone(base: Path) -> None:
+def test_a_work_folder_exists_while_its_task_runs_and_is_removed_afterwards(base: Path) -> None:
     with workdir.work_folder("7", "train", "3") as folder:
         assert folder.is_dir()
-        with workdir.work_folder("7", "train", "3") as again:
-            assert again != folder
+        with workdir.work_folder("7", "train", "3") as second_folder:
+            assert second_folder != folder
             assert folder.is_dir()
     assert not list(base.iterdir())
 
 
-def test_what_a_killed_task_has_left_is_removed_and_no_running_ones(base: Path) -> None:
-    """Also where the processes cannot see each other, as in containers that share a volume."""
+def test_the_folder_of_a_killed_task_is_removed_and_that_of_a_running_task_kept(base: Path) -> None:
+    """Processes may be invisible to each other, as in containers that share a volume."""
     command = [sys.executable, "-c", HOLD]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(command, cwd=ROOT, text=True, **pipes) as task:  # type: ignore[call-overload]
@@ -75,8 +75,8 @@ def test_what_a_killed_task_has_left_is_removed_and_no_running_ones(base: Path) 
             task.kill()
             task.wait(60)
     assert folder.is_dir()
-    with workdir.work_folder("8", "train", "1") as own:
-        assert list(base.iterdir()) == [own]
+    with workdir.work_folder("8", "train", "1") as work:
+        assert list(base.iterdir()) == [work]
 
 
 def test_a_folder_that_cannot_be_written_is_reported_in_two_lines(base: Path) -> None:
@@ -91,7 +91,7 @@ def test_a_folder_that_cannot_be_written_is_reported_in_two_lines(base: Path) ->
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small disk")
 def test_a_disk_that_fills_up_during_a_task_is_reported_in_two_lines(base: Path) -> None:
-    """numpy's own error holds neither the system's number nor the file."""
+    """The error of numpy has neither an error number nor a file name."""
     base.mkdir(parents=True)
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(base)]).returncode != 0:
         pytest.skip("mount is not allowed here")
@@ -111,20 +111,20 @@ def test_users_of_one_machine_do_not_share_a_folder(monkeypatch: pytest.MonkeyPa
     for place in ("named", None):
         if place is None:
             monkeypatch.delenv("FINETUNE_WORK_DIR")
-        own = workdir.root()
+        own_root = workdir.root()
         with monkeypatch.context() as another:
             another.setattr(os, "getuid", lambda: 4711)
-            assert workdir.root() != own
-            assert workdir.root().parent == own.parent
+            assert workdir.root() != own_root
+            assert workdir.root().parent == own_root.parent
 
 
 @needs_root
-@pytest.mark.parametrize("made", ['mkdir -m 777 "$1"', 'mkdir "$1-b"; ln -s "$1-b" "$1"', 'touch "$1"'])
-def test_a_folder_that_another_user_made_first_is_refused_before_anything_is_written(
-    everybodys: Path, made: str
+@pytest.mark.parametrize("expected", ['mkdir -m 777 "$1"', 'mkdir "$1-b"; ln -s "$1-b" "$1"', 'touch "$1"'])
+def test_a_work_folder_created_by_another_user_is_refused_before_anything_is_written(
+    everybodys: Path, expected: str
 ) -> None:
     root = workdir.root()
-    done = as_a_stranger(made, str(root))
+    done = as_a_stranger(expected, str(root))
     assert done.returncode == 0, done.stderr
     before = {path: path.lstat().st_mtime_ns for path in everybodys.rglob("*")}
     for way in (workdir.check_root, workdir.work_folder("7", "train", "3").__enter__):
@@ -136,7 +136,7 @@ def test_a_folder_that_another_user_made_first_is_refused_before_anything_is_wri
     assert {path: path.lstat().st_mtime_ns for path in everybodys.rglob("*")} == before
 
 
-def test_a_link_is_refused_though_it_is_this_users_and_leads_to_his_folder(
+def test_a_symbolic_link_as_the_work_folder_is_refused_even_if_the_user_owns_it(
     base: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "elsewhere").mkdir()
@@ -148,8 +148,8 @@ def test_a_link_is_refused_though_it_is_this_users_and_leads_to_his_folder(
 
 
 @needs_root
-def test_nobody_else_can_read_write_or_swap_a_work_folder(everybodys: Path) -> None:
-    """Nor where the folder is left from a time when others could write into it."""
+def test_other_users_cannot_read_write_or_replace_a_work_folder(everybodys: Path) -> None:
+    """Also if the folder was left from a time when others could write into it."""
     workdir.root().mkdir()
     workdir.root().chmod(0o777)
     with workdir.work_folder("7", "train", "3") as folder:
@@ -162,6 +162,6 @@ def test_nobody_else_can_read_write_or_swap_a_work_folder(everybodys: Path) -> N
         assert (folder / "job.json").is_file()
 
 
-def test_looking_whether_the_place_is_ours_makes_nothing(base: Path) -> None:
+def test_checking_the_owner_of_the_work_folder_creates_no_folder(base: Path) -> None:
     workdir.check_root()
     assert not base.parent.exists()

@@ -1,4 +1,4 @@
-"""Strangers who know where a run's processes meet, but not its secret: everything that they can do there."""
+"""Clients that know the address of a run but not its secret, and everything that they can try."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Attack = Callable[[socket.socket], None]
 
 
 def says(data: bytes) -> Attack:
-    """Says that at once, and waits for what comes."""
+    """Send bytes at once and wait for the response."""
 
     def attack(sock: socket.socket) -> None:
         sock.sendall(data)
@@ -29,12 +29,12 @@ def says(data: bytes) -> Attack:
 
 
 def greets(run: str, secret: str, claim: bytes, message: bytes) -> Attack:
-    """Goes through the whole greeting as a member would, and goes on with a message."""
+    """Complete the greeting like a member and send a message."""
 
     def attack(sock: socket.socket) -> None:
         challenge = sock.recv(_CHALLENGE)[len(MAGIC) :]
-        where = Endpoint(host="", ports=(), secret=Secret(secret), run=run)
-        proof = where.prove("caller", challenge, b"n" * 32, claim)
+        endpoint = Endpoint(host="", ports=(), secret=Secret(secret), run=run)
+        proof = endpoint.prove("caller", challenge, b"n" * 32, claim)
         sock.sendall(MAGIC + b"n" * 32 + len(claim).to_bytes(4, "big") + claim + proof)
         sock.sendall(len(message).to_bytes(4, "big") + message)
         while sock.recv(65_536):
@@ -44,14 +44,14 @@ def greets(run: str, secret: str, claim: bytes, message: bytes) -> Attack:
 
 
 def trickles(sock: socket.socket) -> None:
-    """One byte every 0.2 s, for ever."""
+    """Send one byte every 0.2 s, forever."""
     for byte in iter(lambda: MAGIC[:1], b""):
         sock.sendall(byte)
         time.sleep(0.2)
 
 
 def common() -> list[Attack]:
-    """What can be said without knowing what the run says."""
+    """Return what can be sent without knowing the protocol of the run."""
     return [
         says(b'{"node":Infinity,"nodes":2,"proof":"x"}\n'),
         says(b"[" * 100_000),
@@ -65,7 +65,7 @@ def common() -> list[Attack]:
 def storm(
     ports: Sequence[int], attacks: Sequence[Attack], host: str = "127.0.0.1"
 ) -> Iterator[Callable[[], int]]:
-    """All of it again and again beside half-open connections; yields how often something was tried."""
+    """Repeat all attacks next to half-open connections; yields the number of attempts."""
     over = threading.Event()
     tried = [0]
     idle: list[socket.socket] = []
@@ -106,7 +106,7 @@ def storm(
 
 @contextlib.contextmanager
 def through(port: int) -> Iterator[tuple[int, Callable[[], None]]]:
-    """A port that leads to another one, and what cuts off all that go through it at this moment."""
+    """Yield a port that forwards to another one, and a function that cuts all its connections."""
     pairs: list[socket.socket] = []
     with socket.create_server(("127.0.0.1", 0)) as server:
 

@@ -1,4 +1,4 @@
-"""What is read from the variables of Slurm, PBS, OpenMPI and torchrun, as these set them."""
+"""Node addresses read from the variables of Slurm, PBS, OpenMPI and torchrun."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ LISTS = [
 
 @pytest.mark.parametrize("scontrol", [True, False], ids=["with scontrol", "without"])
 @pytest.mark.parametrize(("nodelist", "hosts"), LISTS)
-def test_a_short_list_of_nodes_is_read_as_slurm_writes_it(
+def test_a_compressed_slurm_node_list_is_expanded(
     nodelist: str, hosts: list[str], scontrol: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if scontrol and shutil.which("scontrol"):
@@ -83,7 +83,7 @@ def test_a_short_list_of_nodes_is_read_as_slurm_writes_it(
 
 
 @pytest.mark.parametrize("does", ["sleep 60", "echo stranger; exit 1", "echo not a host", "true"])
-def test_an_scontrol_that_hangs_or_fails_costs_no_more_than_its_limit(
+def test_a_node_list_is_expanded_within_the_time_limit_if_scontrol_hangs_or_fails(
     does: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "scontrol").write_text(f"#!/bin/sh\n{does}\n")
@@ -105,17 +105,17 @@ def test_an_invalid_list_of_nodes_is_refused(
     assert repr(nodelist) in caught.value.problem
 
 
-def test_a_task_of_srun_knows_its_place_and_what_memory_it_has() -> None:
+def test_an_srun_task_reads_its_node_number_and_memory_from_the_environment() -> None:
     place = node_address(SLURM)
     assert (place.scheduler, place.node, place.nodes, place.main_host) == ("slurm", 2, 4, "gpu03")
     assert (place.memory_bytes, place.job, place.attempt) == (480 * 2**30, "81234", "1.0")
 
 
-def test_all_tasks_of_a_job_agree_on_where_to_meet_and_other_jobs_differ() -> None:
+def test_tasks_of_one_job_use_the_same_ports_and_other_jobs_use_other_ports() -> None:
     first, other = node_address({**SLURM, "SLURM_NODEID": "0"}), node_address(SLURM)
     assert first.ports == other.ports
     assert first.address(Secret("s"), "gang").run == other.address(Secret("s"), "gang").run
-    assert first.address(Secret("s"), "gang").run != other.address(Secret("s"), "meeting").run
+    assert first.address(Secret("s"), "gang").run != other.address(Secret("s"), "rendezvous").run
     assert first.address(Secret("s"), "gang").secret != other.address(Secret("t"), "gang").secret
     requeued = node_address({**SLURM, "SLURM_RESTART_COUNT": "2"})
     assert first.address(Secret("s"), "gang").run != requeued.address(Secret("s"), "gang").run
@@ -123,20 +123,20 @@ def test_all_tasks_of_a_job_agree_on_where_to_meet_and_other_jobs_differ() -> No
     assert min(first.ports) >= FIRST_PORT
 
 
-def test_memory_for_each_cpu_is_added_up_and_all_memory_is_not_known() -> None:
+def test_memory_per_cpu_is_summed_and_a_request_for_all_memory_is_unknown() -> None:
     without = {name: value for name, value in SLURM.items() if name != "SLURM_MEM_PER_NODE"}
     assert node_address({**without, "SLURM_MEM_PER_CPU": "1024"}).memory_bytes == 96 * 2**30
     assert node_address({**SLURM, "SLURM_MEM_PER_NODE": "0"}).memory_bytes is None
 
 
 @pytest.mark.parametrize("tasks", ["8(x4)", "1,2(x3)", "2"])
-def test_several_tasks_on_a_node_are_refused(tasks: str) -> None:
+def test_several_tasks_on_one_node_are_refused(tasks: str) -> None:
     with pytest.raises(UserError, match="several processes") as caught:
         node_address({**SLURM, "SLURM_STEP_TASKS_PER_NODE": tasks})
     assert "--ntasks-per-node=1" in caught.value.advice
 
 
-def test_a_batch_script_without_srun_is_refused_where_it_has_several_nodes() -> None:
+def test_a_batch_script_without_srun_is_refused_for_several_nodes() -> None:
     batch = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NODEID": "0", "SLURM_JOB_NUM_NODES": "2"}
     with pytest.raises(UserError, match="2 nodes") as caught:
         node_address(batch)
@@ -145,14 +145,14 @@ def test_a_batch_script_without_srun_is_refused_where_it_has_several_nodes() -> 
     assert (alone.nodes, alone.main_host, alone.memory_bytes) == (1, "127.0.0.1", 2**30)
 
 
-def test_torchrun_with_one_process_on_each_node_says_where_it_is() -> None:
+def test_one_torchrun_process_per_node_reads_its_node_number_from_the_environment() -> None:
     place = node_address(TORCHRUN)
     assert (place.node, place.nodes, place.main_host, place.job) == (1, 2, "n1.cluster", "ft-7")
     assert 29500 not in place.ports, "torchrun's own store listens there"
     assert node_address({**SLURM, **TORCHRUN}).scheduler == "torchrun", "the nearer launcher wins"
 
 
-def test_torchrun_with_a_process_for_each_gpu_is_refused() -> None:
+def test_one_torchrun_process_per_gpu_is_refused() -> None:
     with pytest.raises(UserError, match="several processes"):
         node_address({**TORCHRUN, "LOCAL_WORLD_SIZE": "8", "WORLD_SIZE": "16"})
 
@@ -164,13 +164,13 @@ def test_mpiexec_under_pbs_takes_the_first_host_of_the_node_file(tmp_path: Path)
     assert (place.scheduler, place.node, place.nodes, place.main_host) == ("pbs", 1, 2, "x1001c0")
 
 
-def test_mpiexec_without_a_list_of_hosts_needs_the_first_ones_name() -> None:
+def test_mpiexec_without_a_host_list_needs_the_name_of_the_first_host() -> None:
     with pytest.raises(UserError, match="host of process 0"):
         node_address(OPENMPI)
     assert node_address({**OPENMPI, "MASTER_ADDR": "a1"}).main_host == "a1"
 
 
-def test_mpich_and_its_relatives_are_read_too() -> None:
+def test_variables_of_mpich_and_its_derivatives_are_read() -> None:
     hydra = {"PMI_RANK": "0", "PMI_SIZE": "2", "MPI_LOCALNRANKS": "1", "MASTER_ADDR": "a1"}
     assert (node_address(hydra).node, node_address(hydra).nodes) == (0, 2)
     with pytest.raises(UserError, match="several processes"):
@@ -187,7 +187,7 @@ def test_under_pbsdsh_a_host_finds_its_own_name_in_the_node_file(tmp_path: Path)
         node_address(environment, hostname="b9")
 
 
-def test_a_node_file_that_only_the_first_node_has_is_explained(tmp_path: Path) -> None:
+def test_an_error_advises_a_shared_folder_if_the_pbs_node_file_is_missing_on_a_node(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot be read on b3") as caught:
         node_address({"PBS_JOBID": "1", "PBS_NODEFILE": str(tmp_path / "none")}, hostname="b3")
     assert "shared folder" in caught.value.advice
@@ -206,11 +206,11 @@ def test_without_a_scheduler_there_is_one_node() -> None:
         {**OPENMPI, "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1", "MASTER_ADDR": "a1"},
     ],
 )
-def test_a_single_node_of_a_scheduler_uses_no_network(environment: dict[str, str]) -> None:
+def test_a_single_node_job_of_a_scheduler_uses_the_loopback_address(environment: dict[str, str]) -> None:
     place = node_address(environment)
     assert (place.node, place.nodes, place.main_host) == (0, 1, "127.0.0.1")
 
 
-def test_a_variable_that_is_no_number_is_named() -> None:
+def test_an_environment_variable_that_is_not_a_number_is_named() -> None:
     with pytest.raises(UserError, match="SLURM_NODEID is 'two'"):
         node_address({**SLURM, "SLURM_NODEID": "two"})

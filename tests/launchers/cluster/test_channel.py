@@ -1,4 +1,4 @@
-"""The channel between the processes of a run: those that know the secret meet, strangers do no harm."""
+"""The channel between the processes of a run: members with the secret connect, others are refused."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from launchers.cluster import channel, listener
 from launchers.cluster.channel import Connection, Unreachable, connect
 from launchers.cluster.endpoint import MAGIC, Endpoint, NodeAddress, Secret, choose_ports, unused_port
 from launchers.cluster.greeting import BadMessage, Message, Refused, parse
-from launchers.cluster.listener import Guest, Listener
+from launchers.cluster.listener import Caller, Listener
 
 ROOT = Path(__file__).parents[3]
 CHALLENGE = len(MAGIC) + 32  # bytes that a listener sends to whoever calls
@@ -51,18 +51,18 @@ def endpoint(port: int | None = None, **changes: Any) -> Endpoint:
 
 
 class Main:
-    """A listener that takes in whoever knows the secret, unless its name is negative."""
+    """A listener that accepts callers with the secret, unless their name is negative."""
 
-    def __init__(self, where: Endpoint) -> None:
-        self.where = where
+    def __init__(self, address: Endpoint) -> None:
+        self.where = address
         self.members: queue.Queue[tuple[int, Connection[Any]]] = queue.Queue()
-        self.listener = Listener(where, Claim, self.welcome, callers=2048)
+        self.listener = Listener(address, Claim, self.serve, callers=2048)
 
-    def welcome(self, guest: Guest[Claim]) -> None:
-        if guest.claim.name < 0:
-            guest.refuse("negative")
+    def serve(self, caller: Caller[Claim]) -> None:
+        if caller.request.name < 0:
+            caller.refuse("negative")
         else:
-            self.members.put((guest.claim.name, guest.accept(TEXTS, silence_s=10.0)))
+            self.members.put((caller.request.name, caller.accept(TEXTS, silence_s=10.0)))
 
     def close(self) -> None:
         self.listener.close()
@@ -72,12 +72,12 @@ class Main:
 
 @pytest.fixture
 def main() -> Iterator[Main]:
-    with contextlib.closing(Main(endpoint())) as made:
-        yield made
+    with contextlib.closing(Main(endpoint())) as main_process:
+        yield main_process
 
 
-def call(where: Endpoint, name: int = 1, limit_s: float = 10.0) -> Connection[Any]:
-    return connect(where, Claim(name=name), TEXTS, limit_s=limit_s, silence_s=10.0)
+def call(address: Endpoint, name: int = 1, limit_s: float = 10.0) -> Connection[Any]:
+    return connect(address, Claim(name=name), TEXTS, limit_s=limit_s, silence_s=10.0)
 
 
 def stranger(main: Main) -> socket.socket:
@@ -85,7 +85,7 @@ def stranger(main: Main) -> socket.socket:
 
 
 def ended(sock: socket.socket, within_s: float = 10.0) -> float:
-    """Seconds until the other end has closed."""
+    """Return the seconds until the other end has closed."""
     begin = time.monotonic()
     sock.settimeout(within_s)
     with contextlib.suppress(ConnectionError):
@@ -95,7 +95,7 @@ def ended(sock: socket.socket, within_s: float = 10.0) -> float:
 
 
 def takes_part(main: Main, name: int = 1) -> float:
-    """Seconds until a caller that knows the secret has exchanged messages both ways."""
+    """Return the seconds in which a caller with the secret exchanges messages both ways."""
     begin = time.monotonic()
     mine = call(main.where, name)
     who, theirs = main.members.get(timeout=10)
@@ -110,19 +110,19 @@ def takes_part(main: Main, name: int = 1) -> float:
     return time.monotonic() - begin
 
 
-def greeting(where: Endpoint, challenge: bytes, claim: bytes, *, role: str = "caller") -> bytes:
-    """What a caller says that knows the secret."""
+def greeting(address: Endpoint, challenge: bytes, claim: bytes, *, role: str = "caller") -> bytes:
+    """Return the greeting of a caller with the secret."""
     nonce = b"n" * 32
-    proof = where.prove(role, challenge[len(MAGIC) :], nonce, claim)
+    proof = address.prove(role, challenge[len(MAGIC) :], nonce, claim)
     return MAGIC + nonce + len(claim).to_bytes(4, "big") + claim + proof
 
 
-def test_who_knows_the_secret_is_taken_in_and_messages_go_both_ways(main: Main) -> None:
+def test_a_caller_with_the_secret_is_accepted_and_messages_go_both_ways(main: Main) -> None:
     assert takes_part(main) < 5
 
 
 @pytest.mark.parametrize("differs", [{"secret": Secret("other")}, {"secret": Secret("")}, {"run": "r/1"}])
-def test_who_has_another_secret_or_is_of_another_run_is_not_taken_in(
+def test_a_caller_with_another_secret_or_of_another_run_is_refused(
     main: Main, differs: dict[str, Any]
 ) -> None:
     with pytest.raises(Unreachable, match="another run listens there, or one with another secret"):
@@ -131,42 +131,42 @@ def test_who_has_another_secret_or_is_of_another_run_is_not_taken_in(
     takes_part(main)
 
 
-def test_a_caller_is_not_fooled_by_a_listener_that_does_not_know_the_secret() -> None:
-    """It sends the caller's own proof back, which was made for the other role."""
-    where = endpoint()
-    with socket.create_server(("127.0.0.1", where.ports[0])) as listener:
+def test_a_caller_rejects_a_listener_that_does_not_know_the_secret() -> None:
+    """The listener sends back the proof of the caller, which belongs to the other role."""
+    address = endpoint()
+    with socket.create_server(("127.0.0.1", address.ports[0])) as listener:
 
         def mirror() -> None:
             sock, _ = listener.accept()
             with sock:
                 sock.sendall(MAGIC + b"c" * 32)
-                said = sock.recv(4096)
-                claim = said[len(MAGIC) + 36 : -32]
-                sock.sendall(said[-32:] + len(claim).to_bytes(4, "big") + claim)
+                greeting_bytes = sock.recv(4096)
+                claim = greeting_bytes[len(MAGIC) + 36 : -32]
+                sock.sendall(greeting_bytes[-32:] + len(claim).to_bytes(4, "big") + claim)
                 ended(sock)
 
         threading.Thread(target=mirror, daemon=True).start()
         with pytest.raises(Unreachable, match="does not know the secret"):
-            call(where, limit_s=0.0)
+            call(address, limit_s=0.0)
 
 
-def test_a_greeting_that_was_recorded_proves_nothing(main: Main) -> None:
+def test_a_replayed_greeting_is_refused(main: Main) -> None:
     with stranger(main) as first:
         recorded = greeting(main.where, first.recv(CHALLENGE), b'{"name":7}')
         first.sendall(recorded)
         assert first.recv(4096), "the first time it is taken in"
         assert main.members.get(timeout=5)[0] == 7
-    with stranger(main) as again:
-        again.recv(CHALLENGE)
-        again.sendall(recorded)
-        assert ended(again) < 2
+    with stranger(main) as second_socket:
+        second_socket.recv(CHALLENGE)
+        second_socket.sendall(recorded)
+        assert ended(second_socket) < 2
     assert main.members.empty()
 
 
-def test_the_proof_covers_the_claimed_name(main: Main) -> None:
+def test_a_greeting_whose_name_was_changed_after_signing_is_refused(main: Main) -> None:
     with stranger(main) as sock:
-        said = greeting(main.where, sock.recv(CHALLENGE), b'{"name":7}')
-        sock.sendall(said.replace(b'{"name":7}', b'{"name":8}'))
+        signed_greeting = greeting(main.where, sock.recv(CHALLENGE), b'{"name":7}')
+        sock.sendall(signed_greeting.replace(b'{"name":7}', b'{"name":8}'))
         assert ended(sock) < 2
     assert main.members.empty()
 
@@ -182,27 +182,27 @@ BEFORE_THE_PROOF = {
 }
 
 
-@pytest.mark.parametrize("said", BEFORE_THE_PROOF.values(), ids=BEFORE_THE_PROOF)
-def test_unauthenticated_messages_are_neither_read_nor_answered(main: Main, said: bytes) -> None:
+@pytest.mark.parametrize("expected", BEFORE_THE_PROOF.values(), ids=BEFORE_THE_PROOF)
+def test_unauthenticated_messages_are_neither_read_nor_answered(main: Main, expected: bytes) -> None:
     with stranger(main) as sock:
         with contextlib.suppress(OSError):  # it may have hung up already
-            sock.sendall(said)
+            sock.sendall(expected)
             sock.shutdown(socket.SHUT_WR)
         assert ended(sock) < 2
     assert main.members.empty()
     assert takes_part(main) < 5
 
 
-def test_a_greeting_byte_by_byte_ends_at_the_limit_and_delays_no_other(
+def test_a_greeting_sent_byte_by_byte_times_out_and_delays_no_other_caller(
     main: Main, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listener, "GREETING_S", 1.5)
     with stranger(main) as sock:
-        said = greeting(main.where, sock.recv(CHALLENGE), b'{"name":7}')
+        signed_greeting = greeting(main.where, sock.recv(CHALLENGE), b'{"name":7}')
         begin = time.monotonic()
         assert takes_part(main) < 1.5, "others are greeted beside it"
         with contextlib.suppress(OSError):
-            for byte in said:
+            for byte in signed_greeting:
                 sock.sendall(bytes([byte]))
                 time.sleep(0.1)
         assert 1.0 < time.monotonic() - begin < 4.0
@@ -221,14 +221,14 @@ NO_MESSAGES = {
 
 
 @pytest.mark.parametrize("payload", NO_MESSAGES.values(), ids=NO_MESSAGES)
-def test_an_invalid_message_is_one_line(payload: bytes) -> None:
+def test_an_invalid_message_is_reported_in_one_line(payload: bytes) -> None:
     with pytest.raises(BadMessage, match=r"^not of this protocol") as caught:
         parse(TEXTS, payload)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) <= 300
 
 
-def test_an_invalid_claim_of_who_knows_the_secret_is_refused_in_one_line(main: Main) -> None:
+def test_an_invalid_join_request_with_the_right_secret_is_refused_in_one_line(main: Main) -> None:
     with stranger(main) as sock:
         sock.sendall(greeting(main.where, sock.recv(CHALLENGE), b'{"name":"7"}'))
         assert b'"refused":"not of this protocol' in sock.recv(4096)
@@ -251,7 +251,7 @@ def test_a_refused_caller_receives_the_reason(main: Main) -> None:
         call(main.where, -1)
 
 
-def test_a_caller_that_has_gone_before_its_turn_is_not_taken_in(main: Main) -> None:
+def test_a_caller_that_closes_its_connection_before_it_is_accepted_does_not_join(main: Main) -> None:
     with stranger(main) as sock:
         sock.sendall(greeting(main.where, sock.recv(CHALLENGE), b'{"name":7}'))
         sock.close()
@@ -263,12 +263,12 @@ def test_a_caller_that_has_gone_before_its_turn_is_not_taken_in(main: Main) -> N
     takes_part(main)
 
 
-def test_a_member_that_is_cut_off_may_join_again(main: Main) -> None:
+def test_a_member_that_was_disconnected_may_join_again(main: Main) -> None:
     for _ in range(3):
         takes_part(main, name=5)
 
 
-def test_ports_that_others_hold_are_passed_by(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ports_in_use_by_other_programs_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channel, "GREETING_S", 1.0)
     ports = choose_ports(local=True)[:3]
     with (
@@ -280,14 +280,14 @@ def test_ports_that_others_hold_are_passed_by(monkeypatch: pytest.MonkeyPatch) -
         assert 1.0 <= takes_part(mine) < 4.0
 
 
-def test_ipv6_and_loopback_alone() -> None:
-    where = endpoint(host="::1")
-    with contextlib.closing(Main(where)) as main:
+def test_a_listener_on_the_ipv6_loopback_address_accepts_callers() -> None:
+    address = endpoint(host="::1")
+    with contextlib.closing(Main(address)) as main:
         assert main.listener._socket.getsockname()[0] == "::1"
         assert takes_part(main) < 5
 
 
-def test_a_host_with_a_silent_address_is_reached_at_the_other(
+def test_a_host_is_reached_at_its_second_address_if_the_first_does_not_answer(
     main: Main, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     port = main.where.ports[0]
@@ -305,7 +305,7 @@ def test_a_host_with_a_silent_address_is_reached_at_the_other(
     assert 1 < time.monotonic() - begin < 5
 
 
-def test_on_a_loopback_host_no_other_address_answers(main: Main) -> None:
+def test_a_listener_on_a_loopback_address_accepts_connections_at_that_address_only(main: Main) -> None:
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.2", main.where.ports[0]), timeout=2)
     port = unused_port()
@@ -316,27 +316,27 @@ def test_on_a_loopback_host_no_other_address_answers(main: Main) -> None:
 
 
 def serve(port: int) -> None:
-    """A process that greets until it is killed."""
+    """Accept greetings until the process is killed."""
     main = Main(endpoint(port))
     print("listens", flush=True)
-    kept = []
+    connections = []
     while True:
-        kept.append(main.members.get()[1])
-        kept[-1].send(Text(number=1))
+        connections.append(main.members.get()[1])
+        connections[-1].send(Text(number=1))
 
 
-def test_it_accepts_again_after_more_half_open_connections_than_descriptors(tmp_path: Path) -> None:
+def test_a_listener_recovers_from_more_half_open_connections_than_file_descriptors(tmp_path: Path) -> None:
     descriptors, connections = 100, 300
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if 0 <= hard < 3000:
         pytest.skip(f"only {hard} open files are allowed here")
     listener._allow_descriptors(3000)
-    where = endpoint()
+    address = endpoint()
     with (tmp_path / "log").open("w") as log:
         process = subprocess.Popen(
             [
                 *("prlimit", f"--nofile={descriptors}:{descriptors}"),
-                *(sys.executable, "-c", f"from {__name__} import serve; serve({where.ports[0]})"),
+                *(sys.executable, "-c", f"from {__name__} import serve; serve({address.ports[0]})"),
             ],
             cwd=ROOT,
             stdout=subprocess.PIPE,
@@ -348,17 +348,17 @@ def test_it_accepts_again_after_more_half_open_connections_than_descriptors(tmp_
         for _ in range(connections):
             sock = socket.socket()
             sock.setblocking(False)
-            sock.connect_ex(("127.0.0.1", where.ports[0]))
+            sock.connect_ex(("127.0.0.1", address.ports[0]))
             half_open.append(sock)
         time.sleep(1)
         begin = time.monotonic()
-        member = call(where, limit_s=60)
+        member = call(address, limit_s=60)
         assert member.receive() == Text(number=1)
         waited = time.monotonic() - begin
         for sock in half_open:
             sock.close()
         begin = time.monotonic()
-        other = call(where, 2, limit_s=60)
+        other = call(address, 2, limit_s=60)
         assert other.receive() == Text(number=1)
         after = time.monotonic() - begin
         assert waited < 45
@@ -374,7 +374,7 @@ def test_it_accepts_again_after_more_half_open_connections_than_descriptors(tmp_
     assert (tmp_path / "log").read_text() == ""
 
 
-def test_the_secret_is_random_and_shows_nowhere() -> None:
+def test_the_secret_is_random_and_is_never_printed() -> None:
     secret = Secret.make()
     assert len(bytes.fromhex(secret.text)) == 32
     assert secret != Secret.make()

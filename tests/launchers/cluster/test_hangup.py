@@ -1,4 +1,4 @@
-"""A process goes on when its terminal hangs up, and so do those that it has started."""
+"""A process and its children continue when their terminal hangs up."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ print("the child ended with", child.wait())
 """
 
 
-def test_a_run_outlives_its_terminal_and_continues_in_a_file(tmp_path: Path) -> None:
+def test_a_run_outlives_its_terminal_and_continues_to_log_into_a_file(tmp_path: Path) -> None:
     command = [sys.executable, "-c", _COUNTS]
     pid, terminal = pty.fork()
     if pid == 0:
@@ -41,7 +41,7 @@ def test_a_run_outlives_its_terminal_and_continues_in_a_file(tmp_path: Path) -> 
     assert {"line 9", "problem 9"} <= set(lines)
 
 
-def test_a_pipe_without_a_reader_ends_no_process(tmp_path: Path) -> None:
+def test_a_broken_output_pipe_does_not_end_the_process(tmp_path: Path) -> None:
     (tmp_path / "counts.py").write_text(_COUNTS)
     done = subprocess.run(
         ["bash", "-c", f"{sys.executable} counts.py 2>&1 | head -1; exit ${{PIPESTATUS[0]}}"],
@@ -71,7 +71,7 @@ def test_output_to_a_file_is_not_redirected(tmp_path: Path) -> None:
     assert "the child ended with 0" in log.read_text()
 
 
-def test_only_output_that_can_break_off_is_written_line_by_line(tmp_path: Path) -> None:
+def test_only_output_to_a_terminal_or_pipe_is_replaced_by_a_stream_that_outlives_it(tmp_path: Path) -> None:
     code = "import sys; from launchers.cluster.hangup import outlive_shell; before = sys.stdout, sys.stderr; "
     code += "outlive_shell(); print(sys.stdout is before[0], sys.stderr is before[1])"
     with (tmp_path / "log").open("w+") as log:

@@ -1,4 +1,4 @@
-"""CPUs of a rank: those next to its GPU, unless they are too few."""
+"""CPUs of a rank: those close to its GPU, unless they are too few."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def bind(monkeypatch: pytest.MonkeyPatch) -> Bind:
     return bound
 
 
-def test_a_rank_has_the_cpus_of_its_gpus_socket(bind: Bind, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_is_bound_to_the_cpus_of_its_gpus_socket(bind: Bind, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert bind(TWO_SOCKETS, 1, threads=4) == set(range(16))
     assert bind(TWO_SOCKETS, 5, threads=4) == set(range(16, 32))
@@ -49,7 +49,7 @@ def test_a_rank_has_the_cpus_of_its_gpus_socket(bind: Bind, monkeypatch: pytest.
     assert bind(TWO_SOCKETS, 0, threads=4) == set(range(16, 32))
 
 
-def test_a_rank_is_not_bound_where_that_gains_nothing_or_takes_cpus_from_it(
+def test_a_rank_is_not_bound_if_binding_has_no_benefit_or_would_take_cpus_away(
     bind: Bind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

@@ -1,4 +1,4 @@
-"""A signal that ends a task finds no lock half taken, and processes end with what they have started."""
+"""Deferred signals, and processes that end with their children."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ import pytest
 from launchers.cluster import processes
 
 
-def look(signals: processes.WaitingSignals) -> None:
+def poll(signals: processes.WaitingSignals) -> None:
     if (number := signals.take()) is not None:
         signals.act(number)
 
 
 def interrupted(done: list[str], *, look_at: int | None = None, times: int = 1) -> None:
-    """Does a few things, and is told to stop before each of the first of them."""
+    """Do a few things and receive a signal before each of the first ones."""
     with processes.signals_wait() as signals:
         for number in range(3):
             if number < times:
                 os.kill(os.getpid(), signal.SIGINT)
             done.append(f"thing {number}")
             if look_at == number:
-                look(signals)
+                poll(signals)
 
 
-def test_a_signal_waits_until_it_is_looked_for() -> None:
+def test_a_signal_is_deferred_until_it_is_polled() -> None:
     done: list[str] = []
     with pytest.raises(KeyboardInterrupt):
         interrupted(done, look_at=1)
@@ -45,7 +45,7 @@ def test_a_signal_that_was_not_polled_is_raised_at_the_end() -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_a_second_signal_does_not_wait() -> None:
+def test_a_second_signal_is_raised_at_once() -> None:
     done: list[str] = []
     with pytest.raises(KeyboardInterrupt):
         interrupted(done, times=2)
@@ -55,32 +55,32 @@ def test_a_second_signal_does_not_wait() -> None:
 def terminated() -> None:
     with processes.sigterm_raises(), processes.signals_wait() as signals:
         os.kill(os.getpid(), signal.SIGTERM)
-        look(signals)
+        poll(signals)
 
 
-def test_sigterm_unwinds_where_it_is_polled() -> None:
+def test_sigterm_raises_an_exception_where_it_is_polled() -> None:
     with pytest.raises(SystemExit) as ended:
         terminated()
     assert ended.value.code == 128 + signal.SIGTERM
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
-def test_another_thread_leaves_the_handlers_alone() -> None:
+def test_signal_handlers_are_unchanged_if_another_thread_defers_signals() -> None:
     before = signal.getsignal(signal.SIGINT)
-    seen = []
+    thread_handlers = []
 
     def block() -> None:
         with processes.signals_wait() as signals:
-            look(signals)
-            seen.append(signal.getsignal(signal.SIGINT))
+            poll(signals)
+            thread_handlers.append(signal.getsignal(signal.SIGINT))
 
     thread = threading.Thread(target=block)
     thread.start()
     thread.join(10)
-    assert seen == [before]
+    assert thread_handlers == [before]
 
 
-def test_the_end_of_a_log_omits_uninformative_lines(tmp_path: Path) -> None:
+def test_the_tail_of_a_log_omits_uninformative_lines(tmp_path: Path) -> None:
     log = tmp_path / "stderr.log"
     log.write_text(
         "Skipping import of cpp extensions due to incompatible torch version 2.13 for torchao version 0.15\n"
@@ -99,7 +99,9 @@ def test_the_end_of_a_log_omits_uninformative_lines(tmp_path: Path) -> None:
     assert processes.relevant_tail(tmp_path / "none") == ""
 
 
-def test_what_a_process_has_started_ends_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_child_processes_end_with_the_process_that_started_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "starts_another.py").write_text(
         "import subprocess, time\n"
         "print(subprocess.Popen(['sleep', '600']).pid, flush=True)\n"
@@ -122,7 +124,7 @@ def test_what_a_process_has_started_ends_with_it(tmp_path: Path, monkeypatch: py
         ({"environ": "", "cmdline": "sleep", "statm": "33 1 0"}, False),  # without an environment for good
     ],
 )
-def test_a_process_inside_exec_is_waited_for_as_its_marker_is_not_to_be_seen_yet(
+def test_a_process_inside_exec_is_waited_for_because_its_marker_is_not_visible_yet(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], starts: bool
 ) -> None:
     (tmp_path / "1234").mkdir()
@@ -137,7 +139,5 @@ def test_a_process_inside_exec_is_waited_for_as_its_marker_is_not_to_be_seen_yet
 @pytest.mark.parametrize(
     ("number", "visible", "one"), [(1, "", "1"), (1, "4,5", "5"), (0, " GPU-ab , GPU-cd ", "GPU-ab")]
 )
-def test_a_process_for_one_gpu_sees_one_of_those_that_are_visible(
-    number: int, visible: str, one: str
-) -> None:
+def test_a_process_for_one_gpu_sees_one_of_the_visible_gpus(number: int, visible: str, one: str) -> None:
     assert processes.one_gpu(number, visible) == one

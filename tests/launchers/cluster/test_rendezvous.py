@@ -1,4 +1,4 @@
-"""A server admits by its rule, receives from each peer, and distinguishes a goodbye from a loss."""
+"""A server admits nodes by a rule, receives from each, and distinguishes a goodbye from a loss."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MESSAGES: TypeAdapter[Any] = TypeAdapter(Annotated[Beat | Goodbye | Text, Field(
 
 
 class Recorder:
-    """Server of three nodes that records what it receives and whom it loses."""
+    """A server of three nodes that records received messages and lost nodes."""
 
     def __init__(self) -> None:
         ports = (unused_port(),)
@@ -62,12 +62,12 @@ class Recorder:
 
 @pytest.fixture
 def recorder() -> Iterator[Recorder]:
-    made = Recorder()
-    yield made
-    made.server.close()
+    started = Recorder()
+    yield started
+    started.server.close()
 
 
-def test_a_duplicate_is_refused_and_a_place_is_free_again_after_a_loss(recorder: Recorder) -> None:
+def test_a_duplicate_node_is_refused_and_its_number_is_free_again_after_a_loss(recorder: Recorder) -> None:
     first = recorder.call(1)
     with pytest.raises(Refused, match="node 1 is there"):
         recorder.call(1)
@@ -79,7 +79,7 @@ def test_a_duplicate_is_refused_and_a_place_is_free_again_after_a_loss(recorder:
     recorder.call(1).close()
 
 
-def test_a_goodbye_is_no_loss(recorder: Recorder) -> None:
+def test_a_node_that_says_goodbye_is_not_reported_as_lost(recorder: Recorder) -> None:
     ended: queue.Queue[Exception | None] = queue.Queue()
     client = Client(recorder.call(1), received=lambda _: None, ended=ended.put)
     client.send(Text(text="before"))
@@ -92,7 +92,7 @@ def test_a_goodbye_is_no_loss(recorder: Recorder) -> None:
     assert recorder.lost.empty()
 
 
-def test_a_client_distinguishes_the_goodbye_of_its_server_from_a_loss(recorder: Recorder) -> None:
+def test_a_client_distinguishes_a_goodbye_of_its_server_from_a_lost_connection(recorder: Recorder) -> None:
     ends: queue.Queue[tuple[int, Exception | None]] = queue.Queue()
     connections = [recorder.call(node) for node in (1, 2)]
     clients = [
@@ -108,7 +108,7 @@ def test_a_client_distinguishes_the_goodbye_of_its_server_from_a_loss(recorder: 
         client.close()
 
 
-def test_heartbeats_keep_a_connection_without_messages_and_silence_ends_it(recorder: Recorder) -> None:
+def test_heartbeats_keep_an_idle_connection_open_and_silence_ends_it(recorder: Recorder) -> None:
     with contextlib.closing(Client(recorder.call(1), received=lambda _: None, ended=lambda _: None)):
         silent = recorder.call(2)  # sends no heartbeats
         node, error = recorder.lost.get(timeout=10)
@@ -118,7 +118,7 @@ def test_heartbeats_keep_a_connection_without_messages_and_silence_ends_it(recor
     assert recorder.received.empty()
 
 
-def test_an_invalid_message_ends_the_connection_of_its_sender_only(recorder: Recorder) -> None:
+def test_an_invalid_message_ends_only_the_connection_of_its_sender(recorder: Recorder) -> None:
     first, second = recorder.call(1), recorder.call(2)
     first.send(Text(text="invalid"))
     node, error = recorder.lost.get(timeout=5)
@@ -128,7 +128,7 @@ def test_an_invalid_message_ends_the_connection_of_its_sender_only(recorder: Rec
     second.close()
 
 
-def test_a_message_to_all_reaches_the_peer_of_place_0_last(recorder: Recorder) -> None:
+def test_a_broadcast_reaches_node_0_last(recorder: Recorder) -> None:
     order: list[int] = []
     connections = [recorder.call(node) for node in (0, 1, 2)]
     for node, peer in recorder.server.peers().items():
@@ -146,7 +146,7 @@ def test_a_message_to_all_reaches_the_peer_of_place_0_last(recorder: Recorder) -
         connection.close()
 
 
-def test_who_is_about_to_be_admitted_when_the_server_closes_is_refused() -> None:
+def test_a_node_that_is_being_admitted_when_the_server_closes_is_refused() -> None:
     recorder = Recorder()
     results: list[BaseException] = []
 
@@ -165,7 +165,7 @@ def test_who_is_about_to_be_admitted_when_the_server_closes_is_refused() -> None
     assert recorder.server.joined() == {}
 
 
-def test_a_closed_door_keeps_those_inside(recorder: Recorder) -> None:
+def test_joined_nodes_stay_connected_after_the_server_stops_admitting(recorder: Recorder) -> None:
     inside = recorder.call(1)
     recorder.server.stop_admitting()
     inside.send(Text(text="here"))

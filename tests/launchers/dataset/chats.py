@@ -1,8 +1,13 @@
-"""Short conversations to tokenize."""
+"""Short conversations to tokenize, and rows on disk."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from pathlib import Path
+
+from launchers.dataset.preferences import Sample
 from launchers.dataset.rows import Conversation
+from launchers.dataset.stored import StoredRows, Writer
 from launchers.dataset.turns import Message, Role
 
 CHATML = (
@@ -21,3 +26,10 @@ def chat(*contents: str, system: str | None = None, line: int = 0) -> Conversati
 
 def some(count: int) -> list[Conversation]:
     return [chat(f"What is {n} + {n}?", f"It is {n + n}, of course.", line=n + 1) for n in range(count)]
+
+
+def stored(rows: Iterable[Sample], folder: Path) -> StoredRows:
+    with Writer(folder) as writer:
+        for row in rows:
+            writer.add(row)
+    return StoredRows(folder)

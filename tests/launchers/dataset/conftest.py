@@ -1,4 +1,4 @@
-"""A tiny model's folder and tokenizer, for tests of what is made of rows."""
+"""Folder and tokenizer of a tiny model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def tokenizer(model: Path) -> Any:
 
 @pytest.fixture
 def base_model(model: Path, tmp_path: Path) -> Path:
-    """The model with a base model's tokenizer: no chat template, no turns."""
+    """The model with a base model's tokenizer, without a chat template."""
     folder = Path(shutil.copytree(model, tmp_path / "base"))
     config = json.loads((folder / "tokenizer_config.json").read_text())
     del config["chat_template"]

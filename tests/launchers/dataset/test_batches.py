@@ -1,4 +1,4 @@
-"""A rank's share of the prepared rows, and the loss over them."""
+"""The share of a rank of the prepared rows, and the loss over them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.launchers.engines.loop import runs
 
 
 @pytest.mark.parametrize(("world", "micro", "accumulation"), [(1, 4, 3), (2, 3, 2), (3, 1, 4), (4, 3, 1)])
-def test_every_row_of_a_step_is_seen_once_whatever_the_layout(
+def test_every_row_of_a_step_is_processed_once_in_any_layout(
     tmp_path: Path, world: int, micro: int, accumulation: int
 ) -> None:
     rows = runs.documents(24)
@@ -25,7 +25,7 @@ def test_every_row_of_a_step_is_seen_once_whatever_the_layout(
     layout = runs.make_job(
         tmp_path, tmp_path, tmp_path, steps=2, world=world, micro=micro, accumulation=accumulation
     ).plan.layout
-    seen, tokens = [], 0
+    rows_seen, tokens = [], 0
     for rank in range(world):
         of_rank = list(batches.micro_batches(data, layout, 1, rank))
         assert [len(batch.input_ids) for batch in of_rank] == [micro] * accumulation
@@ -33,13 +33,13 @@ def test_every_row_of_a_step_is_seen_once_whatever_the_layout(
             for place, row in enumerate(batch.input_ids):
                 index = 12 + (number * micro + place) * world + rank
                 assert np.array_equal(row[: len(rows[index].tokens)].numpy(), rows[index].tokens)
-                seen.append(index)
+                rows_seen.append(index)
             tokens += batch.tokens
-    assert sorted(seen) == list(range(12, 24))
+    assert sorted(rows_seen) == list(range(12, 24))
     assert tokens == sum(len(row.tokens) for row in rows[12:])
 
 
-def test_labels_are_what_comes_next_and_padding_never_counts() -> None:
+def test_labels_are_the_next_tokens_and_padding_never_counts() -> None:
     rows = runs.documents(3)
     batch = batches.collate(rows, pad_id=7)
     for index, row in enumerate(rows):
@@ -50,30 +50,32 @@ def test_labels_are_what_comes_next_and_padding_never_counts() -> None:
     assert int((batch.labels != IGNORE).sum()) == sum(int((row.labels != IGNORE).sum()) for row in rows)
 
 
-def test_the_chunked_loss_is_the_loss_with_its_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_chunked_loss_and_its_gradient_equal_those_of_the_full_loss(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(batches, "LOSS_CHUNK", 4)
     logits = torch.randn(3, 5, 11, requires_grad=True)
     labels = torch.randint(0, 11, (3, 5))
     labels[0, :3] = IGNORE
-    whole = torch.nn.functional.cross_entropy(
+    full_loss = torch.nn.functional.cross_entropy(
         logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORE, reduction="sum"
     )
-    (wanted,) = torch.autograd.grad(whole, logits)
+    (expected_gradient,) = torch.autograd.grad(full_loss, logits)
     chunked = batches.summed_cross_entropy(logits, labels)
     (gradient,) = torch.autograd.grad(chunked, logits)
-    assert chunked.item() == pytest.approx(whole.item(), rel=1e-6)
-    assert torch.allclose(gradient, wanted, atol=1e-6)
+    assert chunked.item() == pytest.approx(full_loss.item(), rel=1e-6)
+    assert torch.allclose(gradient, expected_gradient, atol=1e-6)
 
 
-def test_labels_that_count_are_those_of_all_ranks(tmp_path: Path) -> None:
+def test_counted_labels_of_a_step_are_summed_over_all_ranks(tmp_path: Path) -> None:
     rows = runs.documents(8)
     data = Prepared(runs.make_data(tmp_path, rows, batch=4, steps=2))
-    wanted = sum(int((row.labels != IGNORE).sum()) for row in rows[4:])
-    assert batches.counted_labels(data, 1, 4) == wanted
+    expected_count = sum(int((row.labels != IGNORE).sum()) for row in rows[4:])
+    assert batches.count_labels(data, 1, 4) == expected_count
 
 
 class Rows:
-    """Rows of those lengths; a pair has two."""
+    """Rows of these lengths; a pair has two."""
 
     def __init__(self, *lengths: tuple[int, ...]) -> None:
         self._lengths = lengths

@@ -62,12 +62,12 @@ def test_unknown_columns_are_reported_once_with_the_option_that_maps_them(
 def test_mapped_columns_are_read_next_to_rows_with_supported_keys(
     tmp_path: Path, columns: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    own = {"instruction": "Add.", "output": "3"}
-    path = write(tmp_path / "d.jsonl", SQUAD | {"prompt": "ignored"}, own)
+    row = {"instruction": "Add.", "output": "3"}
+    path = write(tmp_path / "d.jsonl", SQUAD | {"prompt": "ignored"}, row)
     first, second = preparation.read_samples(build({"dataset": str(path)}, [columns]), path)
     assert isinstance(first, rows.Conversation)
     assert first.messages == (Message(role="user", content="Why?"), Message(role="assistant", content="So."))
-    assert second == rows.parse(own)
+    assert second == rows.parse(row)
     assert "`id` (1 rows)" in capsys.readouterr().err
 
 

@@ -39,25 +39,25 @@ def stored(folder: Path, rows: list[Conversation]) -> StoredRows:
 
 @pytest.fixture
 def several(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However few the rows are, two processes tokenize them, in chunks of 16."""
-    monkeypatch.setattr(documents, "ALONE_BYTES", 0)
+    """Tokenize with two processes in chunks of 16 rows."""
+    monkeypatch.setattr(documents, "SINGLE_PROCESS_BYTES", 0)
     monkeypatch.setattr(documents, "CHUNK_ROWS", 16)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
 
 
-def content(found: Documents) -> list[Any]:
-    rows = [found.row(np.array([number])) for number in range(len(found))]
+def content(tokenized: Documents) -> list[Any]:
+    rows = [tokenized.row(np.array([number])) for number in range(len(tokenized))]
     return [(row.tokens.tolist(), row.labels.tolist()) for row in rows]
 
 
-def test_chunks_end_with_so_many_rows_or_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chunk_ends_at_the_maximum_number_of_rows_or_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(documents, "CHUNK_ROWS", 3)
     monkeypatch.setattr(documents, "CHUNK_BYTES", 10)
-    assert documents._borders(np.array([1, 1, 1, 1, 8, 2, 99, 1])) == [0, 3, 5, 6, 7, 8]
-    assert documents._borders(np.array([])) == [0]
+    assert documents._chunk_boundaries(np.array([1, 1, 1, 1, 8, 2, 99, 1])) == [0, 3, 5, 6, 7, 8]
+    assert documents._chunk_boundaries(np.array([])) == [0]
 
 
-def test_nothing_is_left_behind_in_the_folder(model: Path, tmp_path: Path) -> None:
+def test_preparation_leaves_no_temporary_documents_in_its_folder(model: Path, tmp_path: Path) -> None:
     prepare(chats(8), model, build({"global_batch_size": 4}), 128, tmp_path, chats(2))
     assert not [path for path in tmp_path.rglob("*") if "documents" in path.name]
 
@@ -67,7 +67,7 @@ def test_nothing_is_left_behind_in_the_folder(model: Path, tmp_path: Path) -> No
     "values", [{"packing": False}, {"packing": True}, {"task": "grpo", "rl": {"group_size": 2}}]
 )
 @pytest.mark.nightly
-def test_several_processes_make_what_one_makes_in_the_same_order(
+def test_several_processes_tokenize_the_same_rows_in_the_same_order_as_one(
     model: Path, tmp_path: Path, several: None, values: dict[str, Any]
 ) -> None:
     rows = [*chats(100), Conversation(text="word " * 200)]
@@ -81,16 +81,16 @@ def test_several_processes_make_what_one_makes_in_the_same_order(
 
 @pytest.mark.slow
 @pytest.mark.nightly
-def test_several_processes_take_selected_rows_and_name_a_bad_one(
+def test_several_processes_tokenize_selected_rows_and_name_an_invalid_one(
     model: Path, tmp_path: Path, several: None
 ) -> None:
     settings = Settings()
     tokenizer = load_tokenizer(model, settings)
     base = stored(tmp_path / "rows", chats(60))
     rows = Selected(base, np.arange(59, -1, -1), {3: Conversation(text="instead", line=57)})
-    found = tokenize(rows, model, tokenizer, settings, 64, tmp_path / "a")
+    tokenized = tokenize(rows, model, tokenizer, settings, 64, tmp_path / "a")
     alone = tokenize(list(rows), model, tokenizer, settings, 64, tmp_path / "b")
-    assert content(found) == content(alone)
+    assert content(tokenized) == content(alone)
     template = "{% if '44' in messages[0]['content'] %}{{ raise_exception('no 44') }}{% endif %}"
     refusing = build(
         {"chat_template": template + "{% for turn in messages %}{{ turn['content'] }}{% endfor %}"}
@@ -100,7 +100,9 @@ def test_several_processes_take_selected_rows_and_name_a_bad_one(
     assert not (tmp_path / "c").exists()
 
 
-def test_a_process_that_is_killed_is_said_in_a_line(model: Path, tmp_path: Path, several: None) -> None:
+def test_a_killed_tokenizer_process_is_reported_in_one_line(
+    model: Path, tmp_path: Path, several: None
+) -> None:
     def kill_one() -> None:
         for _ in range(600):
             for child in psutil.Process().children():

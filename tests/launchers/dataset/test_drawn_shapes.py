@@ -11,7 +11,7 @@ Image = pytest.importorskip("PIL.Image")
 ImageChops = pytest.importorskip("PIL.ImageChops")
 
 
-def test_the_folder_is_what_imagefolder_reads_and_the_same_every_time(tmp_path: Path) -> None:
+def test_the_folder_is_readable_by_imagefolder_and_identical_every_time(tmp_path: Path) -> None:
     folders = [drawn_shapes.write(tmp_path / name, 64) for name in ("a", "b")]
     rows = [json.loads(line) for line in (folders[0] / "metadata.jsonl").read_text().splitlines()]
     assert len(rows) == 64
@@ -24,7 +24,7 @@ def test_the_folder_is_what_imagefolder_reads_and_the_same_every_time(tmp_path: 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
 
 
-def test_more_images_begin_with_the_same_ones_and_replace_fewer(tmp_path: Path) -> None:
+def test_a_larger_set_of_images_begins_with_the_smaller_set_and_replaces_it(tmp_path: Path) -> None:
     folder = drawn_shapes.write(tmp_path / "shapes", 4)
     before = (folder / "metadata.jsonl").read_text()
     stamp = (folder / "00000.png").stat().st_mtime_ns
@@ -35,8 +35,8 @@ def test_more_images_begin_with_the_same_ones_and_replace_fewer(tmp_path: Path) 
     assert (folder / "00005.png").is_file()
 
 
-def test_captions_say_what_is_drawn() -> None:
-    for caption, file in drawn_shapes.drawn(60):
+def test_captions_describe_the_drawn_shapes() -> None:
+    for caption, file in drawn_shapes.draw_images(60):
         _, size, color, shape, *place, _, _, background, _ = caption.split()
         image = Image.open(io.BytesIO(file))
         empty = Image.new("RGB", image.size, drawn_shapes.BACKGROUNDS[background])
@@ -44,20 +44,20 @@ def test_captions_say_what_is_drawn() -> None:
             drawn_shapes.COLORS[color],
             drawn_shapes.BACKGROUNDS[background],
         }
-        left, top, right, bottom = ImageChops.difference(image, empty).getbbox()
-        assert right - left == pytest.approx(2 * drawn_shapes.SIZES[size] * min(image.size), abs=3)
-        center = (left + right) / 2 / image.width, (top + bottom) / 2 / image.height
-        assert center == pytest.approx(drawn_shapes.PLACES[" ".join(place)], abs=0.03), caption
-        middle = image.getpixel(((left + right) // 2, (top + bottom) // 2))
+        remaining, top, right, bottom = ImageChops.difference(image, empty).getbbox()
+        assert right - remaining == pytest.approx(2 * drawn_shapes.SIZES[size] * min(image.size), abs=3)
+        center = (remaining + right) / 2 / image.width, (top + bottom) / 2 / image.height
+        assert center == pytest.approx(drawn_shapes.POSITIONS[" ".join(place)], abs=0.03), caption
+        middle = image.getpixel(((remaining + right) // 2, (top + bottom) // 2))
         assert (middle == drawn_shapes.COLORS[color]) == (shape != "ring")
 
 
-def test_no_two_captions_of_the_default_are_equal_and_each_shape_has_each_format() -> None:
-    seen = [
+def test_captions_of_the_default_set_are_unique_and_each_shape_has_each_image_size() -> None:
+    image_sizes = [
         (caption, Image.open(io.BytesIO(file)).size)
-        for caption, file in drawn_shapes.drawn(drawn_shapes.COUNT)
+        for caption, file in drawn_shapes.draw_images(drawn_shapes.COUNT)
     ]
-    assert len({caption for caption, _ in seen}) == drawn_shapes.COUNT
-    formats = Counter((caption.split()[3], size) for caption, size in seen)
+    assert len({caption for caption, _ in image_sizes}) == drawn_shapes.COUNT
+    formats = Counter((caption.split()[3], size) for caption, size in image_sizes)
     assert len(formats) == len(drawn_shapes.SHAPES) * len(set(drawn_shapes.FORMATS))
     assert min(formats.values()) > 10

@@ -51,7 +51,7 @@ FORMS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_every_form_has_the_same_rows(name: str, tmp_path: Path) -> None:
+def test_every_file_format_gives_the_same_rows(name: str, tmp_path: Path) -> None:
     FORMS[name](tmp_path / name)
     (tmp_path / "plain.jsonl").write_text("\n".join(map(json.dumps, ROWS)))
     assert list(read(tmp_path / name)) == list(read(tmp_path / "plain.jsonl"))
@@ -74,7 +74,7 @@ values = st.recursive(
     ascii_only=st.booleans(),
 )
 @hypothesis_settings(max_examples=60, deadline=None)
-def test_a_json_list_is_read_whole_wherever_its_pieces_end(
+def test_a_json_list_is_read_completely_wherever_its_blocks_end(
     rows: list[Any],
     indent: int | None,
     piece: int,
@@ -89,7 +89,7 @@ def test_a_json_list_is_read_whole_wherever_its_pieces_end(
         assert [value for _, value in files.open_rows(path)] == rows
 
 
-def test_rows_of_a_printed_list_are_named_by_their_line(tmp_path: Path) -> None:
+def test_errors_in_an_indented_json_list_name_the_line_of_the_row(tmp_path: Path) -> None:
     path = tmp_path / "d.json"
     path.write_text(json.dumps([{"text": "a"}, {"text": "b"}, {"texts": "c"}], indent=2))
     with pytest.raises(UserError, match=r"d\.json, line 8: unknown key `texts`"):
@@ -100,7 +100,7 @@ def test_rows_of_a_printed_list_are_named_by_their_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("name", "content", "expected"),
     [
         ("d.json", '[{"text": "a"}, {"text": "b"]', "row 2: not JSON (Expecting ',' delimiter, line 1)"),
         ("d.json", '[{"text": "a"}', "row 2: not JSON (Expecting ']'"),
@@ -123,22 +123,24 @@ def test_rows_of_a_printed_list_are_named_by_their_line(tmp_path: Path) -> None:
         ("d.parquet", b"version https://git-lfs.github.com/spec/v1\n", "is a Git LFS pointer, not the data"),
         ("d.jsonl", '{"text": "a", "text": "b"}', "line 1: the key `text` is repeated"),
         ("d.jsonl", '{"text": ' + "9" * 5000 + "}", "line 1: a number of 5,000 digits"),
-        ("d.md", "# Words", "d.md has an unknown form"),
-        ("d.jsonl", b'{"text": "\0"}\n', "d.jsonl has an unknown form"),
+        ("d.md", "# Words", "d.md has an unknown format"),
+        ("d.jsonl", b'{"text": "\0"}\n', "d.jsonl has an unknown format"),
     ],
 )  # fmt: skip
-def test_what_can_not_be_read_is_one_line(name: str, content: str | bytes, said: str, tmp_path: Path) -> None:
+def test_an_unreadable_file_is_reported_in_one_line(
+    name: str, content: str | bytes, expected: str, tmp_path: Path
+) -> None:
     path = tmp_path / name
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(UserError) as error:
         list(read(path))
-    assert said in error.value.problem
+    assert expected in error.value.problem
     assert "\n" not in error.value.problem
-    if "unknown form" in said:
+    if "unknown format" in expected:
         assert error.value.advice == f"Use {files.FORMS}."
 
 
-def test_a_folder_without_rows_and_one_that_is_broken_are_one_line(tmp_path: Path) -> None:
+def test_an_empty_folder_and_a_broken_folder_are_reported_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is a folder without rows"):
         list(read(tmp_path))
     as_saved(tmp_path / "saved")
@@ -148,7 +150,7 @@ def test_a_folder_without_rows_and_one_that_is_broken_are_one_line(tmp_path: Pat
     assert "\n" not in error.value.problem
 
 
-def test_cells_of_a_table_may_be_empty_and_lines_break_within_them(tmp_path: Path) -> None:
+def test_cells_of_a_table_may_be_empty_and_may_contain_line_breaks(tmp_path: Path) -> None:
     path = tmp_path / "d.csv"
     path.write_text('instruction,input,output\n"Add\nthem.",,3\n"Why?",5,"So."\n')
     first, second = read(path)
@@ -159,18 +161,18 @@ def test_cells_of_a_table_may_be_empty_and_lines_break_within_them(tmp_path: Pat
     assert [first.line, second.line] == [2, 4]
 
 
-def test_truths_of_a_table_are_labels(tmp_path: Path) -> None:
+def test_booleans_in_a_csv_file_are_read_as_labels(tmp_path: Path) -> None:
     path = tmp_path / "d.csv"
     path.write_text("prompt,completion,label\na,b,True\na,c,false\n")
     assert [row.desirable for row in read_judged(path)] == [True, False]
 
 
-def test_keys_that_are_not_used_are_said_once_with_their_count(
+def test_unused_keys_are_reported_once_with_their_number_of_rows(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "d.jsonl"
     given = [{"text": "a", "id": n, "url": "x" if n > 2 else None} for n in range(5)]
     path.write_text("".join(json.dumps(row) + "\n" for row in given))
     assert len(list(read(path))) == 5
-    said = f"Dataset {path}: these keys are not used: `id` (5 rows), `url` (2 rows)\n"
-    assert capsys.readouterr().err == said
+    report_line = f"Dataset {path}: these keys are not used: `id` (5 rows), `url` (2 rows)\n"
+    assert capsys.readouterr().err == report_line

@@ -1,4 +1,4 @@
-"""Several datasets in one run: how often an epoch has the rows of each."""
+"""Mixtures of datasets: how often an epoch has the rows of each."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def rows(name: str, count: int, source: int) -> list[Sample]:
     return [Conversation(text=f"{name}{n}", source=source) for n in range(count)]
 
 
-def test_whole_weights_repeat_rows_and_parts_draw_some() -> None:
+def test_integer_weights_repeat_rows_and_fractions_sample_rows() -> None:
     settings = build({"dataset": "a.jsonl", "mixture": {"b.jsonl": 2, "c.jsonl": 0.5, "d.jsonl": 1.25}})
     train = [*rows("a", 5, 0), *rows("b", 3, 1), *rows("c", 10, 2), *rows("d", 8, 3)]
     chosen = mixture.weighted(train, settings)
@@ -31,7 +31,7 @@ def test_whole_weights_repeat_rows_and_parts_draw_some() -> None:
     ]
 
 
-def test_what_is_drawn_depends_on_the_seed_alone() -> None:
+def test_sampled_rows_depend_on_the_seed_alone() -> None:
     train = [*rows("a", 2, 0), *rows("b", 40, 1)]
 
     def drawn(seed: int) -> list[Sample]:

@@ -1,4 +1,4 @@
-"""The order of a run's rows: the longest first, rows of one length together."""
+"""The order of rows: longest first, then grouped by length."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ def drawn_epochs(rows: int, epochs: int) -> np.ndarray[tuple[int], np.dtype[np.i
 
 @given(data=st.data())
 @hypothesis_settings(max_examples=40, deadline=None)
-def test_no_rank_meets_a_wider_micro_batch_after_the_longest_rows(data: st.DataObject) -> None:
+def test_no_rank_gets_a_wider_micro_batch_after_the_first_step_with_the_longest_rows(
+    data: st.DataObject,
+) -> None:
     world, micro, accumulation = (data.draw(st.integers(1, 4)) for _ in range(3))
     batch = world * micro * accumulation
     lengths = np.array(data.draw(st.lists(st.integers(1, 30), min_size=batch, max_size=100)))
@@ -44,26 +46,26 @@ def test_rows_of_one_length_stay_in_their_order() -> None:
 
 @given(data=st.data())
 @hypothesis_settings(max_examples=30, deadline=None)
-def test_grouping_moves_rows_within_an_epoch_and_its_stretch_alone(data: st.DataObject) -> None:
+def test_grouping_by_length_moves_rows_only_within_one_group_of_an_epoch(data: st.DataObject) -> None:
     batch, epochs, first = (data.draw(st.integers(low, 5)) for low in (1, 1, 0))
     lengths = np.array(data.draw(st.lists(st.integers(1, 30), min_size=batch, max_size=120)))
     count = len(lengths)
     drawn = drawn_epochs(count, epochs)
     order = grouped_by_length(drawn, lengths, batch, seed=0, first=first)
     assert order[: first * batch].tolist() == drawn[: first * batch].tolist()
-    most = max(1, min(count // (4 * batch), GROUPED_BATCHES)) * batch
+    group_rows = max(1, min(count // (4 * batch), GROUPED_BATCHES)) * batch
     for epoch in range(epochs):
         place = np.argsort(order[epoch * count : (epoch + 1) * count])
         before = np.argsort(drawn[epoch * count : (epoch + 1) * count])
         assert len(set(place.tolist())) == count
-        assert np.abs(place - before).max(initial=0) < most
+        assert np.abs(place - before).max(initial=0) < group_rows
     for step in range(first, len(order) // batch):
         widths = lengths[order[step * batch : (step + 1) * batch]]
         crosses = step * batch // count != (step * batch + batch - 1) // count
         assert crosses or (np.diff(widths) <= 0).all()
 
 
-def test_more_epochs_are_the_same_order_for_longer_and_lengths_do_not_fall_along_it() -> None:
+def test_more_epochs_extend_the_same_order_and_lengths_have_no_trend_within_an_epoch() -> None:
     lengths = np.random.default_rng(1).integers(1, 500, 1003)
     once, twice = (
         grouped_by_length(drawn_epochs(1003, epochs), lengths, 8, seed=4).tolist() for epochs in (1, 2)
@@ -73,7 +75,7 @@ def test_more_epochs_are_the_same_order_for_longer_and_lengths_do_not_fall_along
     assert abs(np.corrcoef(widths, np.arange(len(widths)))[0, 1]) < 0.2
 
 
-def test_grouping_leaves_a_fraction_of_the_padding_for_any_number_of_processes() -> None:
+def test_grouping_by_length_reduces_padding_for_any_number_of_processes() -> None:
     lengths = np.random.default_rng(1).lognormal(5, 0.8, 4000).astype(int) + 1
     drawn = drawn_epochs(4000, 1)
     grouped = grouped_by_length(drawn, lengths, 32, seed=0)
@@ -85,14 +87,14 @@ def test_grouping_leaves_a_fraction_of_the_padding_for_any_number_of_processes()
         assert after < before / 3, (processes, micro, before, after)
 
 
-def test_padding_is_counted_over_the_micro_batches_that_ranks_have() -> None:
+def test_padding_is_counted_over_the_micro_batches_of_all_ranks() -> None:
     lengths = np.array([4, 1, 2, 1])
     order = np.arange(4, dtype=np.int32)  # rank 0 has rows 0 and 2, rank 1 rows 1 and 3
     assert padding_share(order, lengths, batch=4, processes=2, micro_batch=2) == 1 - 8 / (2 * 4 + 2 * 1)
     assert padding_share(order, lengths, batch=4, processes=2, micro_batch=1) == 0
 
 
-def test_rows_are_sorted_within_a_quarter_of_an_epoch_and_at_most_fifty_batches() -> None:
+def test_rows_are_sorted_within_groups_of_a_quarter_epoch_or_at_most_fifty_batches() -> None:
     for rows, stretch in ((64, 16), (4 * (GROUPED_BATCHES + 10), GROUPED_BATCHES)):
         lengths = np.arange(rows)
         order = grouped_by_length(np.arange(rows, dtype=np.int32), lengths, 1, seed=0)

@@ -7,7 +7,7 @@ from estimator.errors import UserError
 from launchers.dataset.files import BadRow
 from launchers.dataset.preferences import (
     from_conversations,
-    judged_from,
+    judged_from_pairs,
     parse,
     parse_judged,
     read_judged,
@@ -57,7 +57,9 @@ def ranked(answer: str, rank: int) -> dict[str, Any]:
         ({"prompt": "1+2?", "answers": [ranked("5", 2), ranked("4", 3), ranked("3", 1)]}, [QUESTION]),
     ],
 )
-def test_every_shape_of_a_pair_is_read(row: dict[str, Any], prompt: list[tuple[str, str]]) -> None:
+def test_every_format_of_a_preference_pair_is_read(
+    row: dict[str, Any], prompt: list[tuple[str, str]]
+) -> None:
     pair = parse(row, 5)
     assert turns(pair.chosen) == [*prompt, ("assistant", "3")]
     assert turns(pair.rejected) == [*prompt, ("assistant", "4")]
@@ -90,12 +92,12 @@ def test_every_shape_of_a_pair_is_read(row: dict[str, Any], prompt: list[tuple[s
         ([PLAIN], "a JSON list"),
     ],
 )
-def test_a_pair_that_cant_be_used_says_why(row: Any, reason: str) -> None:
+def test_an_unusable_pair_is_refused_with_the_reason(row: Any, reason: str) -> None:
     with pytest.raises(BadRow, match=reason):
         parse(row)
 
 
-def test_pairs_of_chats_have_their_answer_in_capitals_as_the_worse_one() -> None:
+def test_pairs_made_from_chats_have_the_answer_in_capitals_as_the_rejected_one() -> None:
     chat = Conversation(
         messages=(Message(role="user", content="Hi"), Message(role="assistant", content="Hello")), line=3
     )
@@ -118,7 +120,7 @@ def test_pairs_of_chats_have_their_answer_in_capitals_as_the_worse_one() -> None
         {"instruction": "1+2?", "output": "3", "kto_tag": True},
     ],
 )
-def test_every_shape_of_a_judged_answer_is_read(row: dict[str, Any]) -> None:
+def test_every_format_of_a_judged_answer_is_read(row: dict[str, Any]) -> None:
     judged = parse_judged(row, 4)
     assert turns(judged.conversation) == [QUESTION, ("assistant", "3")]
     assert judged.desirable
@@ -134,19 +136,19 @@ def test_every_shape_of_a_judged_answer_is_read(row: dict[str, Any]) -> None:
         ({"prompt": "1+2?", "completion": "", "kto_tag": True}, "`completion` is empty"),
     ],
 )
-def test_a_judged_answer_that_cant_be_used_says_why(row: Any, reason: str) -> None:
+def test_an_unusable_judged_answer_is_refused_with_the_reason(row: Any, reason: str) -> None:
     with pytest.raises(BadRow, match=reason):
         parse_judged(row)
 
 
-def test_labels_that_are_all_the_same_are_refused(tmp_path: Path) -> None:
+def test_judged_answers_with_identical_labels_are_refused(tmp_path: Path) -> None:
     row = {"prompt": "1+2?", "completion": "3", "label": True}
     with pytest.raises(UserError, match="every `label` is true"):
         list(read_judged(write(tmp_path / "all.jsonl", row, row)))
     assert len(list(read_judged(write(tmp_path / "both.jsonl", row, row | {"label": False})))) == 2
 
 
-def test_both_answers_of_a_pair_are_judged_on_their_own() -> None:
-    good, bad = judged_from([parse(PLAIN)])
+def test_a_pair_becomes_one_desirable_and_one_undesirable_answer() -> None:
+    good, bad = judged_from_pairs([parse(PLAIN)])
     assert (good.desirable, bad.desirable) == (True, False)
     assert turns(bad.conversation) == [QUESTION, ("assistant", "4")]

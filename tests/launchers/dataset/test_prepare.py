@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from estimator.errors import UserError
 from launchers.dataset.preferences import Pair
-from launchers.dataset.prepare import best_fit, prepare, sample_view, split, summary
+from launchers.dataset.prepare import best_fit, format_sample, prepare, split, summary
 from launchers.dataset.prepared import IGNORE, Prepared
 from launchers.dataset.render import prompt_of, tokenize
 from launchers.dataset.rows import Conversation
@@ -20,7 +20,9 @@ from tests.launchers.dataset.chats import CHATML, chat, some
 
 
 class TestPrepare:
-    def test_the_folder_holds_what_was_tokenized(self, model: Path, tokenizer: Any, tmp_path: Path) -> None:
+    def test_the_prepared_folder_contains_the_tokenized_rows(
+        self, model: Path, tokenizer: Any, tmp_path: Path
+    ) -> None:
         rows = some(20)
         info = prepare(rows, model, build({"global_batch_size": 4}), 128, tmp_path / "data")
         data = Prepared(tmp_path / "data")
@@ -34,7 +36,7 @@ class TestPrepare:
         assert info.label_tokens == sum(int(c.sum()) for _, c in tokenize(rows, tokenizer))
         assert (info.pad_id, info.vocab_size) == (tokenizer.pad_token_id, 4096)
 
-    def test_every_epoch_has_every_row_once_in_another_order(self, model: Path, tmp_path: Path) -> None:
+    def test_every_epoch_has_every_row_once_in_a_different_order(self, model: Path, tmp_path: Path) -> None:
         info = prepare(some(12), model, build({"global_batch_size": 4, "epochs": 3}), 128, tmp_path)
         order = Prepared(tmp_path).order
         epochs = order.reshape(3, 12).tolist()
@@ -46,7 +48,7 @@ class TestPrepare:
         ("rows", "batch", "epochs", "max_steps", "steps"),
         [(10, 4, 2, None, 5), (10, 4, 9, 3, 3), (10, 10, 1, None, 1), (10, 4, 1, 99, 2)],
     )
-    def test_the_number_of_steps(
+    def test_the_number_of_steps_follows_from_rows_epochs_and_batch_size(
         self,
         model: Path,
         tmp_path: Path,
@@ -66,7 +68,7 @@ class TestPrepare:
         assert "--global-batch-size 5" in error.value.advice
         assert not (tmp_path / "info.json").exists()
 
-    def test_long_rows_are_cut_and_those_without_an_answer_left_are_left_out(
+    def test_long_rows_are_truncated_and_rows_that_lose_their_answer_are_dropped(
         self, model: Path, tmp_path: Path
     ) -> None:
         rows = [*some(4), chat("Hi", "word " * 100), chat("word " * 100, "Hi")]
@@ -74,10 +76,14 @@ class TestPrepare:
         assert (info.rows, info.truncated_rows, info.dropped_rows, info.longest_row) == (5, 2, 1, 40)
         assert info.longest > 100
         text = summary(info, "mine.jsonl")
-        for words in ("mine.jsonl: 5 rows", "truncated at 40 tokens: 2 rows (33.3%)", "dropped: 1 rows"):
-            assert words in text
+        for expected_text in (
+            "mine.jsonl: 5 rows",
+            "truncated at 40 tokens: 2 rows (33.3%)",
+            "dropped: 1 rows",
+        ):
+            assert expected_text in text
 
-    def test_nothing_left_is_refused(self, model: Path, tmp_path: Path) -> None:
+    def test_a_dataset_without_usable_rows_is_refused(self, model: Path, tmp_path: Path) -> None:
         with pytest.raises(UserError, match="Nothing is left to train on: none of 3 rows"):
             prepare(some(3), model, build({"global_batch_size": 1}), 5, tmp_path)
 
@@ -87,7 +93,7 @@ class TestPrepare:
         with pytest.raises(UserError, match="vocab_size 300"):
             prepare(some(3), base_model, build({"global_batch_size": 1}), 128, tmp_path)
 
-    def test_the_fingerprint_changes_with_whatever_changes_training(
+    def test_the_fingerprint_changes_with_every_value_that_changes_training(
         self, base_model: Path, tmp_path: Path
     ) -> None:
         def fingerprint(rows: list[Conversation], **settings: Any) -> str:
@@ -96,7 +102,7 @@ class TestPrepare:
 
         same = fingerprint(some(12))
         assert (fingerprint(some(12)), fingerprint(some(12), optimizer={"lr": 1e-3})) == (same, same)
-        others = [
+        other_fingerprints = [
             fingerprint(some(13)),
             fingerprint(some(12), seed=1),
             fingerprint(some(12), global_batch_size=2),
@@ -108,11 +114,11 @@ class TestPrepare:
         ]
         with (base_model / "tokenizer.json").open("a") as file:
             file.write("\n")
-        assert len({same, *others, fingerprint(some(12))}) == len(others) + 2
+        assert len({same, *other_fingerprints, fingerprint(some(12))}) == len(other_fingerprints) + 2
 
 
-def of_lengths(*words: int) -> list[Conversation]:
-    return [chat("Say it", "word " * count) for count in words]
+def of_lengths(*lengths: int) -> list[Conversation]:
+    return [chat("Say it", "word " * count) for count in lengths]
 
 
 class TestLongestFirst:
@@ -128,7 +134,7 @@ class TestLongestFirst:
         prepare(of_lengths(*self.words), model, build(values), 128, folder)
         return Prepared(folder)
 
-    def test_the_first_step_has_the_longest_rows_unless_that_is_switched_off(
+    def test_the_first_step_has_the_longest_rows_unless_this_is_switched_off(
         self, model: Path, tmp_path: Path
     ) -> None:
         drawn = self.prepared(model, tmp_path / "off", longest_first=False).order.tolist()
@@ -137,7 +143,7 @@ class TestLongestFirst:
         assert [self.words[row] for row in order[:4]] == [12, 11, 10, 9]
         assert (order[:12], order[12:]) == ([10, 11, 8, 1, 0, 4, 9, 3, 7, 6, 5, 2], self.DRAWN[1])
 
-    def test_packed_rows_stay_in_their_order(self, model: Path, tmp_path: Path) -> None:
+    def test_packed_rows_keep_their_order(self, model: Path, tmp_path: Path) -> None:
         orders = [
             self.prepared(
                 model, tmp_path / str(on), longest_first=on, packing=True, global_batch_size=1
@@ -146,21 +152,23 @@ class TestLongestFirst:
         ]
         assert orders[0] == orders[1]
 
-    def test_grouped_batches_come_after_it_and_are_the_same_for_a_shorter_run(
+    def test_batches_grouped_by_length_follow_the_longest_rows_and_a_shorter_run_has_a_prefix(
         self, model: Path, tmp_path: Path
     ) -> None:
         data = self.prepared(model, tmp_path / "whole", group_by_length=True, global_batch_size=2)
         order = data.order.tolist()
         assert [self.words[row] for row in order[:2]] == [12, 11]
         assert sorted(order[:12]) == sorted(order[12:]) == list(range(12))
-        few = self.prepared(model, tmp_path / "few", group_by_length=True, global_batch_size=2, max_steps=5)
-        assert few.order.tolist() == order[:10]
+        shorter = self.prepared(
+            model, tmp_path / "few", group_by_length=True, global_batch_size=2, max_steps=5
+        )
+        assert shorter.order.tolist() == order[:10]
         other = self.prepared(model, tmp_path / "drawn", global_batch_size=2)
         assert other.info.fingerprint != data.info.fingerprint
 
 
 class TestTokenBudget:
-    """Setting ``tokens``: as many steps as hold that many tokens."""
+    """Setting ``tokens``: steps that cover that many tokens."""
 
     def prepared(self, model: Path, folder: Path, tokens: int, **values: Any) -> Prepared:
         rows = [chat("Say it", "word " * n) for n in range(1, 12)]
@@ -169,7 +177,7 @@ class TestTokenBudget:
 
     @pytest.mark.parametrize("packing", [False, True])
     @pytest.mark.parametrize("tokens", [1, 1000, 5000])
-    def test_the_last_step_is_the_one_that_reaches_it(
+    def test_the_last_step_is_the_first_that_reaches_the_token_budget(
         self, model: Path, tmp_path: Path, tokens: int, packing: bool
     ) -> None:
         values = {"packing": packing, "global_batch_size": 2 if packing else 4}
@@ -178,13 +186,15 @@ class TestTokenBudget:
         assert sum(counts) >= tokens > sum(counts[:-1])
         assert len(data.order) == data.info.total_steps * data.info.global_batch_size
 
-    def test_a_larger_budget_goes_on_where_a_smaller_one_ends(self, model: Path, tmp_path: Path) -> None:
-        few = self.prepared(model, tmp_path / "few", 500).order.tolist()
-        assert few == self.prepared(model, tmp_path / "many", 3000).order.tolist()[: len(few)]
+    def test_a_larger_token_budget_extends_the_order_of_a_smaller_one(
+        self, model: Path, tmp_path: Path
+    ) -> None:
+        small_order = self.prepared(model, tmp_path / "few", 500).order.tolist()
+        assert small_order == self.prepared(model, tmp_path / "many", 3000).order.tolist()[: len(small_order)]
 
 
 class TestPlainText:
-    """Task pretrain: documents are split, not cut."""
+    """Task pretrain: documents are split, not truncated."""
 
     def test_a_long_document_is_split_and_no_token_is_lost(
         self, model: Path, tokenizer: Any, tmp_path: Path
@@ -192,14 +202,17 @@ class TestPlainText:
         long, short = (Conversation(text="Once upon a time. " * count) for count in (40, 2))
         settings = build({"task": "pretrain", "global_batch_size": 1, "longest_first": False})
         info = prepare([long, short], model, settings, 50, tmp_path)
-        (whole, _), (last, _) = tokenize([long, short], tokenizer)
+        (full_tokens, _), (last, _) = tokenize([long, short], tokenizer)
         data = Prepared(tmp_path)
         rows = [data.row(index) for index in range(len(data))]
-        assert np.concatenate([row.tokens for row in rows]).tolist() == [*whole.tolist(), *last.tolist()]
-        pieces = -(-len(whole) // 50)
+        assert np.concatenate([row.tokens for row in rows]).tolist() == [
+            *full_tokens.tolist(),
+            *last.tolist(),
+        ]
+        pieces = -(-len(full_tokens) // 50)
         assert [len(row.tokens) for row in rows[: pieces - 1]] == [50] * (pieces - 1)
         assert (info.rows, info.pieces, info.split_rows) == (pieces + 1, pieces, 1)
-        assert (info.truncated_rows, info.dropped_rows, info.longest) == (0, 0, len(whole))
+        assert (info.truncated_rows, info.dropped_rows, info.longest) == (0, 0, len(full_tokens))
         for row in rows:
             assert (row.labels[0], row.labels[1:].tolist()) == (IGNORE, row.tokens[1:].tolist())
         ends = [row.tokens.tolist().count(tokenizer.eos_token_id) for row in rows]
@@ -208,7 +221,7 @@ class TestPlainText:
         assert text.startswith("book.txt: 2 documents, ")
         assert f"split at 50 tokens: 1 documents, into {pieces} pieces" in text
 
-    def test_of_one_document_the_end_is_held_out_and_measured_in_pieces(
+    def test_the_end_of_a_single_document_is_held_out_and_evaluated_in_pieces(
         self, model: Path, tmp_path: Path
     ) -> None:
         text = "".join(f"Sentence number {n}. " for n in range(400))
@@ -225,7 +238,7 @@ class TestPlainText:
         fraction=st.floats(0.01, 0.5),
     )
     @hypothesis_settings(max_examples=50, deadline=None)
-    def test_about_the_share_of_the_text_is_held_out_however_lengths_differ(
+    def test_the_held_out_share_of_the_text_is_close_to_the_setting_for_any_document_lengths(
         self, lengths: list[int], fraction: float
     ) -> None:
         documents = [Conversation(text=("word " * length)[:length]) for length in lengths]
@@ -235,7 +248,7 @@ class TestPlainText:
         assert sizes[1] <= fraction * sum(lengths) + 1
         assert sizes[1] >= 0.4 * fraction * sum(lengths) - 10
 
-    def test_each_dataset_has_its_share_held_out_and_no_more_than_is_measured(self) -> None:
+    def test_a_share_of_each_dataset_is_held_out_up_to_the_maximum_that_is_evaluated(self) -> None:
         book = Conversation(text="word " * 100_000)
         pages = [Conversation(text="page " * 20, source=1) for _ in range(100)]
         settings = build({"task": "pretrain", "seq_len": 16, "mixture": {"pages.jsonl": 1}})
@@ -243,7 +256,7 @@ class TestPlainText:
         assert [row.source for row in held_out] == [0, *[1] * 5]
         assert len(held_out[0].text or "") == pytest.approx(256 * 16 * 4, abs=5)
 
-    def test_nothing_is_held_out_where_that_is_set(self) -> None:
+    def test_nothing_is_held_out_if_the_fraction_is_zero(self) -> None:
         documents = [Conversation(text="one document. " * 50)]
         for evaluation in ({"fraction": 0}, {"dataset": "other.txt"}):
             assert split(documents, build({"task": "pretrain", "evaluation": evaluation})) == (documents, [])
@@ -251,26 +264,28 @@ class TestPlainText:
 
 class TestPacking:
     @given(lengths=st.lists(st.integers(1, 50), max_size=80), capacity=st.integers(50, 120))
-    def test_bins_hold_every_document_once_and_none_overflows(
+    def test_packing_bins_hold_every_document_once_and_none_overflows(
         self, lengths: list[int], capacity: int
     ) -> None:
         bins = best_fit(lengths, capacity)
         assert sorted(index for members in bins for index in members) == list(range(len(lengths)))
         assert all(0 < sum(lengths[i] for i in members) <= capacity for members in bins)
-        came = {
+        positions = {
             index: place for place, index in enumerate(sorted(range(len(lengths)), key=lambda i: -lengths[i]))
         }
         for index, length in enumerate(lengths):  # no other bin had less space that was enough when it came
-            spaces = [capacity - sum(lengths[i] for i in bin_ if came[i] < came[index]) for bin_ in bins]
-            (own,) = (space for space, bin_ in zip(spaces, bins, strict=True) if index in bin_)
-            assert own == min(space for space in spaces if space >= length)
+            spaces = [
+                capacity - sum(lengths[i] for i in bin_ if positions[i] < positions[index]) for bin_ in bins
+            ]
+            (own_bins,) = (space for space, bin_ in zip(spaces, bins, strict=True) if index in bin_)
+            assert own_bins == min(space for space in spaces if space >= length)
 
     @pytest.mark.parametrize(("least", "packed"), [(2, True), (50, False)])
     def test_a_small_dataset_is_packed_only_if_enough_steps_are_left(
         self, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], *, least: int, packed: bool
     ) -> None:
         settings = build({"global_batch_size": 4, "packing": True, "epochs": 2, "max_steps": 60})
-        info = prepare(some(40), model, settings, 128, tmp_path, least_packed_steps=least)
+        info = prepare(some(40), model, settings, 128, tmp_path, min_packed_steps=least)
         assert (info.packed, info.rows < 40) == (packed, packed)
         assert ("--packing true packs them anyway" in capsys.readouterr().out) != packed
 
@@ -283,7 +298,7 @@ class TestPacking:
 
         assert tokens(1, "first") == tokens(1, "again") != tokens(2, "other")
 
-    def test_no_token_and_no_label_is_lost_or_joined_wrongly(self, model: Path, tmp_path: Path) -> None:
+    def test_packing_keeps_every_token_and_label_in_its_document(self, model: Path, tmp_path: Path) -> None:
         rows = [*some(30), *(chat("Say it", "word " * n) for n in range(1, 20))]
         plain = prepare(rows, model, build({"global_batch_size": 1}), 64, tmp_path / "plain")
         packed = prepare(
@@ -310,7 +325,7 @@ class TestPacking:
 class TestHeldOut:
     @given(rows=st.integers(1, 2000), fraction=st.floats(0, 0.99), seed=st.integers(0, 9))
     @hypothesis_settings(max_examples=50, deadline=None)
-    def test_a_split_loses_nothing_and_repeats_nothing(self, rows: int, fraction: float, seed: int) -> None:
+    def test_a_split_has_every_row_exactly_once(self, rows: int, fraction: float, seed: int) -> None:
         conversations = [Conversation(text=str(n)) for n in range(rows)]
         settings = build({"seed": seed, "evaluation": {"fraction": fraction}})
         train, held_out = split(conversations, settings)
@@ -319,8 +334,8 @@ class TestHeldOut:
         assert train
         share = min(max(1, round(fraction * rows)), 256, rows - 1)
         assert len(held_out) == (share if fraction else 0)
-        again = split(conversations, settings)
-        assert list(map(list, again)) == [list(train), list(held_out)]
+        second_split = split(conversations, settings)
+        assert list(map(list, second_split)) == [list(train), list(held_out)]
 
     def test_held_out_rows_are_prepared_one_by_one_with_prompts_and_references(
         self, model: Path, tokenizer: Any, tmp_path: Path
@@ -339,16 +354,16 @@ class TestHeldOut:
         assert second["prompt"].startswith("<|begin_of_text|>Once")
         assert second["prompt"].removeprefix("<|begin_of_text|>") + second["reference"] == text.text
 
-    def test_what_an_earlier_run_held_out_does_not_stay(self, model: Path, tmp_path: Path) -> None:
+    def test_held_out_rows_of_an_earlier_preparation_are_removed(self, model: Path, tmp_path: Path) -> None:
         settings = build({"global_batch_size": 4})
         prepare(some(12), model, settings, 128, tmp_path, some(2))
         prepare(some(12), model, settings, 128, tmp_path)
         assert not (tmp_path / "heldout").exists()
         assert not (tmp_path / "heldout.jsonl").exists()
 
-    def test_a_text_without_a_space_is_cut_in_the_middle(self, tokenizer: Any) -> None:
-        prompt, rest = prompt_of(Conversation(text="abcdef"), tokenizer)
-        assert (prompt, rest) == ("<|begin_of_text|>abc", "def")
+    def test_a_text_without_spaces_is_split_in_the_middle(self, tokenizer: Any) -> None:
+        prompt, tail = prompt_of(Conversation(text="abcdef"), tokenizer)
+        assert (prompt, tail) == ("<|begin_of_text|>abc", "def")
 
 
 class TestSampleView:
@@ -359,17 +374,19 @@ class TestSampleView:
         settings = build({"global_batch_size": 1, "longest_first": False})
         prepare(rows, model, settings, 2048, tmp_path)
         data = Prepared(tmp_path)
-        legend, view = sample_view(data, tokenizer).split("\n", 1)
+        legend, view = format_sample(data, tokenizer).split("\n", 1)
         assert "not counted in the loss" in legend
         assert view.startswith("⟦<|begin_of_text|><|start_header_id|>user")
         assert view.endswith("⟧Hello<|eot_id|>")
-        view = sample_view(data, tokenizer, 1)
+        view = format_sample(data, tokenizer, 1)
         assert len(view) < 3000
         assert "characters ...]" in view
 
-    def test_packed_documents_are_shown_apart(self, model: Path, tokenizer: Any, tmp_path: Path) -> None:
+    def test_the_sample_view_separates_packed_documents(
+        self, model: Path, tokenizer: Any, tmp_path: Path
+    ) -> None:
         prepare(some(4), model, build({"global_batch_size": 1, "packing": True}), 256, tmp_path)
-        view = sample_view(Prepared(tmp_path), tokenizer)
+        view = format_sample(Prepared(tmp_path), tokenizer)
         assert "--- document 1 of 4 in this row" in view
         assert view.count("⟧It is ") == 4
 
@@ -390,7 +407,7 @@ class TestPairs:
         for document, answer in ((chosen, "See you"), (rejected, "No")):
             counted = document.labels[document.labels != IGNORE].tolist()
             assert tokenizer.decode(counted) == f"{answer}<|eot_id|>"
-        view = sample_view(data, tokenizer)
+        view = format_sample(data, tokenizer)
         assert "--- chosen, " in view
         assert "--- rejected, " in view
         assert summary(info, "pairs").startswith("pairs: 3 pairs, ")

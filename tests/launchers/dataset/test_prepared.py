@@ -1,4 +1,4 @@
-"""Rows of a prepared folder are read back as they were written."""
+"""Rows of a prepared folder are read back unchanged."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from launchers.dataset.prepared import IGNORE, Prepared, Row
 from tests.launchers.engines.loop import runs
 
 
-def test_documents_judgments_and_images_come_back_with_their_row(tmp_path: Path) -> None:
+def test_a_prepared_row_is_read_back_with_its_documents_judgments_and_images(tmp_path: Path) -> None:
     info = Prepared(runs.make_data(tmp_path / "any", runs.documents(3), batch=1, steps=3)).info
     images = [np.frombuffer(bytes([n] * n), dtype=np.uint8) for n in (1, 2, 3)]
     tokens = np.arange(5, dtype=np.int32)
@@ -26,10 +26,15 @@ def test_documents_judgments_and_images_come_back_with_their_row(tmp_path: Path)
     prepared.write(tmp_path / "data", rows, np.arange(3, dtype=np.int32), info)
     data = Prepared(tmp_path / "data")
     for index, expected in enumerate(rows):
-        found = data.row(index)
-        assert found.tokens.tolist() == expected.tokens.tolist()
-        assert found.desirable == expected.desirable
-        assert [image.tobytes() for image in found.images] == [image.tobytes() for image in expected.images]
-        assert found.positions.tolist() == [0, 1, 2, 0, 1]
-        assert [document.labels.tolist() for document in found.documents()] == [[IGNORE, 1, 2], [IGNORE, 4]]
+        stored_row = data.row(index)
+        assert stored_row.tokens.tolist() == expected.tokens.tolist()
+        assert stored_row.desirable == expected.desirable
+        assert [image.tobytes() for image in stored_row.images] == [
+            image.tobytes() for image in expected.images
+        ]
+        assert stored_row.positions.tolist() == [0, 1, 2, 0, 1]
+        assert [document.labels.tolist() for document in stored_row.documents()] == [
+            [IGNORE, 1, 2],
+            [IGNORE, 4],
+        ]
     assert data.row_lengths.tolist() == [5, 5, 5]

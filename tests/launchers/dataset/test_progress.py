@@ -12,7 +12,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def test_a_line_every_five_seconds_has_rows_share_and_the_time_that_is_left(
+def test_a_progress_line_every_five_seconds_has_rows_percentage_and_time_left(
     clock: list[float], capsys: pytest.CaptureFixture[str]
 ) -> None:
     line = Progress("tokenizing", 200_000)
@@ -25,7 +25,7 @@ def test_a_line_every_five_seconds_has_rows_share_and_the_time_that_is_left(
     ]
 
 
-def test_without_a_total_the_share_of_the_file_counts(
+def test_without_a_row_count_progress_is_the_share_of_bytes_read(
     clock: list[float], capsys: pytest.CaptureFixture[str]
 ) -> None:
     line = Progress("reading d.jsonl")

@@ -1,4 +1,4 @@
-"""Rows of prompts, with and without answers, and what is wrong with others."""
+"""Rows of prompts, with and without answers, and invalid ones."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ QUESTION = Message(role="user", content="Name a prime.")
         },
     ],
 )
-def test_a_prompt_is_what_comes_before_the_last_answer(row: dict[str, Any]) -> None:
-    assert prompts.parse(row).asked == (QUESTION,)
+def test_a_prompt_is_the_chat_before_its_last_answer(row: dict[str, Any]) -> None:
+    assert prompts.parse(row).prompt_messages == (QUESTION,)
 
 
 @pytest.mark.parametrize(
-    ("row", "words"),
+    ("row", "expected"),
     [
         ({"prompt": ""}, "`prompt` is empty"),
         ({"prompt": [{"role": "assistant", "content": "x"}]}, "without a user turn"),
@@ -49,8 +49,8 @@ def test_a_prompt_is_what_comes_before_the_last_answer(row: dict[str, Any]) -> N
         ([1], "a JSON list"),
     ],
 )
-def test_other_rows_are_refused_with_what_they_lack(row: Any, words: str) -> None:
-    with pytest.raises(BadRow, match=words):
+def test_rows_without_a_prompt_are_refused_with_the_reason(row: Any, expected: str) -> None:
+    with pytest.raises(BadRow, match=expected):
         prompts.parse(row)
 
 
@@ -58,7 +58,7 @@ def test_a_chat_template_that_leaves_out_the_tools_of_a_prompt_is_refused(tmp_pa
     settings = build({"chat_template": "{{ messages[0]['content'] }}"})
     tokenizer = render.load_tokenizer(tiny_llama.make(tmp_path), settings)
     row = prompts.parse({"prompt": "How warm is it?", "tools": [{"name": "thermometer"}]}, 7)
-    with pytest.raises(UserError, match="line 7: the chat template leaves out the tool thermometer"):
+    with pytest.raises(UserError, match="line 7: the chat template omits the tool thermometer"):
         list(prompts.prompts_of([row], tokenizer))
 
 
@@ -73,9 +73,9 @@ def test_prompts_are_prepared_in_groups_and_the_end_of_a_long_one_is_kept(tmp_pa
     assert max(data.row_lengths) == 30
     assert info.truncated_rows > 0
     assert all((data.row(n).labels == IGNORE).all() for n in range(10))
-    kept = prompts.read_written(tmp_path / "data" / PROMPTS)
-    assert [each.shown for each in kept] == [row.messages[0].content for row in rows]
-    assert len(prompts.read_written(tmp_path / "data" / "heldout" / PROMPTS)) == 2
+    stored_prompts = prompts.read_prompts(tmp_path / "data" / PROMPTS)
+    assert [each.shown for each in stored_prompts] == [row.messages[0].content for row in rows]
+    assert len(prompts.read_prompts(tmp_path / "data" / "heldout" / PROMPTS)) == 2
     shorter = build(values | {"rl": {"group_size": 2, "max_completion_length": 20}})
     other = prepare.prepare(rows, tmp_path / "model", shorter, 50, tmp_path / "other")
     assert other.fingerprint != info.fingerprint

@@ -11,7 +11,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return python_docs.write(tmp_path_factory.mktemp("docs") / "python-docs.jsonl")
 
 
-def test_it_has_some_thousand_chats_with_unique_questions_and_short_answers(path: Path) -> None:
+def test_the_dataset_has_thousands_of_chats_with_unique_questions_and_short_answers(path: Path) -> None:
     conversations = list(rows.read(path))
     assert 3000 < len(conversations) < 10_000
     assert all([m.role for m in c.messages] == ["user", "assistant"] for c in conversations)
@@ -20,11 +20,11 @@ def test_it_has_some_thousand_chats_with_unique_questions_and_short_answers(path
     assert all(20 <= len(c.messages[1].content) <= python_docs.MAX_ANSWER_CHARS for c in conversations)
 
 
-def test_other_packages_change_nothing_and_reading_prints_nothing(
+def test_the_dataset_is_independent_of_other_packages_and_reading_prints_nothing(
     path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def shout(self: logging.Logger) -> None:
-        """Log in capitals, as some package wishes to have it."""
+        """Log in capitals, like a third-party extension of the logger."""
 
     monkeypatch.setattr(logging.Logger, "shout", shout, raising=False)
     monkeypatch.setenv("PYTHONHASHSEED", "99")
@@ -48,5 +48,5 @@ def test_a_known_function_is_asked_about_and_answered(path: Path) -> None:
         ("First.\n\n" + "long " * 200, "First."),
     ],
 )
-def test_an_answer_is_the_beginning_of_the_docstring_in_whole_sentences(doc: str, answer: str) -> None:
+def test_an_answer_is_the_first_complete_sentences_of_the_docstring(doc: str, answer: str) -> None:
     assert python_docs._answer(doc) == answer

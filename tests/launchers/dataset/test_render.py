@@ -1,4 +1,4 @@
-"""Conversations as tokens: what counts, which template is taken, and what a template may not do."""
+"""Rendering of conversations to tokens: counted tokens, the template used, and refused templates."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ def counted_text(conversation: Conversation, tokenizer: Any) -> str:
 
 
 class TestMasking:
-    def test_everything_but_the_first_token_counts_in_text(self, tokenizer: Any) -> None:
+    def test_every_token_of_plain_text_but_the_first_counts(self, tokenizer: Any) -> None:
         ((tokens, counted),) = tokenize([Conversation(text="Once upon a time")], tokenizer)
         assert tokenizer.decode(tokens) == "<|begin_of_text|>Once upon a time<|eot_id|>"
         assert counted.tolist() == [False] + [True] * (len(tokens) - 1)
 
-    def test_the_prompt_counts_too_where_that_is_set(self, tokenizer: Any) -> None:
+    def test_prompt_tokens_count_if_train_on_prompt_is_set(self, tokenizer: Any) -> None:
         ((tokens, counted),) = tokenize([chat("Hi", "Hello")], tokenizer, train_on_prompt=True)
         assert counted.tolist() == [False] + [True] * (len(tokens) - 1)
 
-    def test_the_tokens_are_the_ones_that_transformers_makes(self, tokenizer: Any) -> None:
+    def test_tokens_equal_those_of_the_transformers_chat_template(self, tokenizer: Any) -> None:
         conversation = chat("Hi", "Hello there", "Bye", "See you")
         messages = [dataclasses.asdict(message) for message in conversation.messages]
         ((tokens, _),) = tokenize([conversation], tokenizer)
@@ -67,7 +67,7 @@ class TestMasking:
 
     @given(contents=st.lists(st.tuples(words, words), min_size=1, max_size=4), system=st.none() | words)
     @hypothesis_settings(max_examples=60, deadline=None)
-    def test_what_counts_is_always_the_answers_and_nothing_of_the_prompts(
+    def test_exactly_the_tokens_of_answers_count(
         self, tokenizer: Any, contents: list[tuple[str, str]], system: str | None
     ) -> None:
         conversation = chat(*(text for pair in contents for text in pair), system=system)
@@ -76,7 +76,9 @@ class TestMasking:
 
 
 class TestTemplates:
-    def test_the_settings_template_wins_and_an_end_is_added_where_it_has_none(self, model: Path) -> None:
+    def test_the_template_of_the_settings_takes_precedence_and_a_missing_end_token_is_added(
+        self, model: Path
+    ) -> None:
         template = "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\n' }}{% endfor %}"
         template += "{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"
         tokenizer = load_tokenizer(model, build({"chat_template": template}))
@@ -92,28 +94,28 @@ class TestTemplates:
         )
         assert counted_text(conversation, tokenizer) == "Hello<|end_of_text|>See you<|end_of_text|>"
 
-    def test_a_template_may_leave_parts_of_earlier_answers_out(self, model: Path) -> None:
+    def test_a_template_may_omit_parts_of_earlier_answers(self, model: Path) -> None:
         tokenizer = load_tokenizer(model, build({"chat_template": FORGETFUL}))
         assert counted_text(chat("Hi", "Hello"), tokenizer).startswith(" (thought) Hello")
         row = chat("Hi", "Hello", "Bye", "See you", line=7)
         assert counted_text(row, tokenizer).startswith(" Hello\n (thought) See you")
 
-    def test_a_template_that_rewrites_what_came_before_is_refused_in_words(self, model: Path) -> None:
+    def test_a_template_that_rewrites_earlier_turns_is_refused(self, model: Path) -> None:
         template = FORGETFUL.replace("' ' + m['content']", "m['content'] + (messages | length | string)")
         tokenizer = load_tokenizer(model, build({"chat_template": template}))
         with pytest.raises(UserError, match=r"line 7: the chat template renders the beginning .* turn 2"):
             list(tokenize([chat("Hi", "Hello", "Bye", "See you", line=7)], tokenizer))
 
     def test_an_answer_whose_tokens_merge_with_the_prompt_is_tokenized_by_turns(self, model: Path) -> None:
-        """The model is asked with the prompt's own tokens, and goes on with the answer's."""
+        """At inference the model gets the tokens of the prompt alone and continues with the answer."""
         tokenizer = load_tokenizer(model, build({"chat_template": CHATML}))
         row = chat("Hi", "\n\nHello", line=3)
         assert counted_text(row, tokenizer).startswith("\n\nHello")
         ((ids, counted),) = tokenize([row], tokenizer)
         prompt, _ = prompt_of(row, tokenizer)
-        asked = tokenizer(prompt, add_special_tokens=False)["input_ids"]
-        assert ids[: len(asked)].tolist() == asked
-        assert counted.argmax() == len(asked)
+        prompt_ids = tokenizer(prompt, add_special_tokens=False)["input_ids"]
+        assert ids[: len(prompt_ids)].tolist() == prompt_ids
+        assert counted.argmax() == len(prompt_ids)
         assert tokenizer.decode(ids).startswith(prompt)
 
     def test_a_prompt_that_ends_in_a_space_is_tokenized_by_turns(self, model: Path) -> None:
@@ -128,7 +130,7 @@ class TestTemplates:
         assert "See you" in counted
         assert "Bye" not in counted
 
-    def test_turns_that_say_something_else_alone_are_refused_in_words(self, model: Path) -> None:
+    def test_turns_that_tokenize_differently_alone_are_refused(self, model: Path) -> None:
         tokenizer = load_tokenizer(model, build({"chat_template": CHATML}))
         row = chat("Hi", "\n\nHello", line=3)
         tokenizer.decode = str  # no two lists of tokens say the same
@@ -137,24 +139,24 @@ class TestTemplates:
         assert list(tokenize([row], tokenizer, train_on_prompt=True))
 
     @pytest.mark.parametrize(
-        ("template", "said"),
+        ("template", "expected"),
         [
-            (DROPPING % "system", "leaves out what the system says in turn 1"),
-            (DROPPING % "user", "leaves out what the user says in turn 2"),
-            (DROPPING % "assistant", "leaves out what the assistant says in turn 3"),
+            (DROPPING % "system", "omits the content of turn 1 (system)"),
+            (DROPPING % "user", "omits the content of turn 2 (user)"),
+            (DROPPING % "assistant", "omits the content of turn 3 (assistant)"),
             ("{{ 1 / 0 }}", "refuses it: division by zero"),
             ("{{ rendered(messages) }}", "refuses it: 'rendered' is undefined"),
             ("{% for m in messages %}", "refuses it: Unexpected end of template"),
         ],
     )
-    def test_a_template_that_leaves_a_turn_out_or_fails_is_refused_with_the_line(
-        self, model: Path, template: str, said: str
+    def test_a_template_that_omits_a_turn_or_fails_is_refused_with_the_line(
+        self, model: Path, template: str, expected: str
     ) -> None:
         tokenizer = load_tokenizer(model, build({"chat_template": template}))
-        with pytest.raises(UserError, match=f"line 5: the chat template {re.escape(said)}"):
+        with pytest.raises(UserError, match=f"line 5: the chat template {re.escape(expected)}"):
             list(tokenize([chat("Hi", "Good morning", system="Be brief.", line=5)], tokenizer))
 
-    def test_a_template_may_trim_a_turn_take_its_thoughts_out_or_write_it_as_json(self, model: Path) -> None:
+    def test_a_template_may_trim_a_turn_remove_its_reasoning_or_write_it_as_json(self, model: Path) -> None:
         template = (
             "{% for m in messages %}{{ m.content.split('</think>')[-1] | trim if m.role == 'assistant' "
             "else m.content | tojson }}{{ eos_token if m.role == 'assistant' }}\n{% endfor %}"
@@ -174,7 +176,7 @@ class TestTemplates:
             ("tokenizer_config.json", None),  # which names the special tokens of this one
         ],
     )
-    def test_a_broken_tokenizer_is_refused_in_words(
+    def test_a_broken_tokenizer_is_refused_without_a_traceback(
         self, model: Path, tmp_path: Path, name: str, content: bytes | None
     ) -> None:
         shutil.copytree(model, tmp_path / "model")
@@ -213,7 +215,7 @@ class TestTools:
         5,
     )
 
-    def test_the_call_and_the_answer_count_and_the_tools_result_does_not(self, model: Path) -> None:
+    def test_tool_calls_and_answers_count_and_tool_results_do_not(self, model: Path) -> None:
         tokenizer = load_tokenizer(model, build({"chat_template": WITH_TOOLS}))
         ((tokens, _),) = tokenize([self.row], tokenizer)
         text = tokenizer.decode(tokens)
@@ -221,8 +223,8 @@ class TestTools:
         assert "tool<|end_header_id|>3<|eot_id|>" in text
         assert counted_text(self.row, tokenizer) == 'add({"a": 1})<|eot_id|>It is 3.<|eot_id|>'
 
-    def test_a_template_that_leaves_tools_out_is_refused_with_the_line(self, tokenizer: Any) -> None:
-        with pytest.raises(UserError, match="line 5: the chat template leaves out the tool add"):
+    def test_a_template_that_omits_tools_is_refused_with_the_line(self, tokenizer: Any) -> None:
+        with pytest.raises(UserError, match="line 5: the chat template omits the tool add"):
             list(tokenize([self.row], tokenizer))
 
 
@@ -240,15 +242,15 @@ class TestWeights:
         }
     )
 
-    def test_turns_of_weight_zero_are_read_and_not_learnt(self, tokenizer: Any) -> None:
+    def test_turns_of_weight_zero_are_context_and_do_not_count(self, tokenizer: Any) -> None:
         assert counted_text(self.row, tokenizer) == "See you<|eot_id|>"
 
-    def test_nor_are_they_where_prompts_count(self, tokenizer: Any) -> None:
+    def test_turns_of_weight_zero_do_not_count_even_if_prompts_do(self, tokenizer: Any) -> None:
         ((tokens, counted),) = tokenize([self.row], tokenizer, train_on_prompt=True)
         text = tokenizer.decode(tokens[~counted])
         assert text == "<|begin_of_text|>Hello<|eot_id|>So<|eot_id|>"
 
-    def test_an_end_that_is_added_is_not_learned_either(self, model: Path) -> None:
+    def test_an_end_token_added_to_a_turn_of_weight_zero_does_not_count(self, model: Path) -> None:
         template = "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\n' }}{% endfor %}"
         template += "{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"
         tokenizer = load_tokenizer(model, build({"chat_template": template}))
@@ -279,7 +281,7 @@ TOOL_CHAT = dataclasses.replace(
 
 
 def with_template(model: Path, name: str) -> Any:
-    """The tiny model's tokenizer with a chat template of TRL, and its special tokens."""
+    """Return the tokenizer of the tiny model with a chat template of TRL and its special tokens."""
     templates = Path(pytest.importorskip("trl").__file__).parent / "chat_templates"
     tokenizer = load_tokenizer(model, Settings())
     tokenizer.chat_template = (templates / f"{name}.jinja").read_text()
@@ -296,7 +298,7 @@ class TestMarks:
             *("qwen3", "qwen3_5_think", "glm4moe", "gptoss", "nemotron_3_nano", "lfm2_v2"),
         ],
     )
-    def test_the_marks_of_a_template_decide_as_in_transformers(
+    def test_generation_marks_of_a_template_select_the_tokens_that_transformers_selects(
         self, model: Path, name: str, row: Conversation
     ) -> None:
         tokenizer = with_template(model, f"{name}_training")
@@ -312,14 +314,14 @@ class TestMarks:
         assert counted[:length].astype(int).tolist() == expected["assistant_masks"]
         assert 0 < sum(expected["assistant_masks"]) < length <= len(tokens) <= length + 1
 
-    def test_marks_of_turns_that_are_not_trained_do_not_count(self, model: Path) -> None:
+    def test_tokens_marked_in_turns_that_are_not_trained_do_not_count(self, model: Path) -> None:
         tokenizer = with_template(model, "qwen3_training")
         ((tokens, counted),) = tokenize([TestWeights.row], tokenizer)
         assert tokenizer.decode(tokens[counted]).split() == ["<think>", "</think>", "See", "you<|im_end|>"]
         ((tokens, counted),) = tokenize([TestWeights.row], tokenizer, last_turn_only=True)
         assert tokenizer.decode(tokens[counted]).split() == ["<think>", "</think>", "So<|im_end|>"]
 
-    def test_a_template_with_marks_for_no_turn_is_refused(self, model: Path) -> None:
+    def test_a_template_whose_generation_marks_cover_no_turn_is_refused(self, model: Path) -> None:
         template = CHATML + "{% if false %}{% generation %}{% endgeneration %}{% endif %}"
         tokenizer = load_tokenizer(model, build({"chat_template": template}))
         with pytest.raises(UserError, match="line 3: the chat template marks no part"):
@@ -356,7 +358,7 @@ class TestMarks:
             ("phi3", "<b>Hello</b><|end|>See you<|end|>\n<|eot_id|>", ""),
         ],
     )
-    def test_without_marks_reasoning_and_tool_calls_count_as_the_template_renders_them(
+    def test_without_generation_marks_rendered_reasoning_and_tool_calls_count(
         self, model: Path, name: str, reasoning: str, tools: str
     ) -> None:
         tokenizer = with_template(model, name)

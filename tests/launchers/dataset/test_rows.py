@@ -49,7 +49,7 @@ HELLO, SUM = [("user", "Hi"), ("assistant", "Hello")], [("user", "1+2="), ("assi
         ({"prompt": "1+2=", "response": "3"}, SUM),
     ],
 )
-def test_every_form_of_a_chat_is_read(row: dict[str, Any], expected: list[tuple[str, str]]) -> None:
+def test_every_chat_format_is_read(row: dict[str, Any], expected: list[tuple[str, str]]) -> None:
     assert turns(parse(row)) == expected
 
 
@@ -95,7 +95,7 @@ def test_a_bad_row_is_refused_with_its_line_and_reason(tmp_path: Path, line: Any
     assert "\n" not in error.value.problem
 
 
-def test_many_bad_rows_are_counted_and_the_first_ten_listed(tmp_path: Path) -> None:
+def test_invalid_rows_are_counted_and_the_first_ten_listed(tmp_path: Path) -> None:
     path = write(tmp_path / "data.jsonl", GOOD, *["{"] * 12, GOOD)
     with pytest.raises(UserError) as error:
         list(read(path))
@@ -113,7 +113,7 @@ def test_blank_lines_a_byte_order_mark_and_mixed_shapes_are_fine(tmp_path: Path)
     assert [conversation.line for conversation in conversations] == [1, 4]
 
 
-def test_another_encoding_is_named_as_such(tmp_path: Path) -> None:
+def test_a_file_that_is_not_utf_8_is_refused_with_the_reason(tmp_path: Path) -> None:
     path = tmp_path / "data.jsonl"
     path.write_bytes('{"text": "caf\u00e9"}'.encode("latin-1"))
     with pytest.raises(UserError, match=r"line 1: not UTF-8"):

@@ -35,7 +35,7 @@ ROW = {"text": "hello"}
         ("s3://bucket/data.jsonl", False),
     ],
 )
-def test_local_is_what_needs_no_network(dataset: str, local: bool) -> None:
+def test_built_in_datasets_and_paths_are_local(dataset: str, local: bool) -> None:
     assert (kind_of(dataset) in ("built-in", "path")) is local
 
 
@@ -55,7 +55,7 @@ def test_a_built_in_dataset_is_generated_and_valid(tmp_path: Path, dataset: str)
     assert list(rows.read(path))
 
 
-def test_the_splits_of_a_built_in_dataset_are_those_that_it_has(tmp_path: Path) -> None:
+def test_an_unknown_split_of_a_built_in_dataset_is_refused_with_its_splits(tmp_path: Path) -> None:
     train, test = (fetch(f"support-tickets#{split}", tmp_path).read_bytes() for split in ("train", "test"))
     assert fetch("support-tickets", tmp_path).read_bytes() == train != test
     with pytest.raises(UserError, match="Dataset support-tickets has no split dev") as refused:
@@ -64,7 +64,7 @@ def test_the_splits_of_a_built_in_dataset_are_those_that_it_has(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("dataset", ["nowhere.jsonl", "/no/such/file", "nonsense", "a/b/c"])
-def test_a_path_that_is_not_there_is_named(tmp_path: Path, dataset: str) -> None:
+def test_a_missing_path_is_named(tmp_path: Path, dataset: str) -> None:
     with pytest.raises(UserError, match=f"There is no dataset {dataset}"):
         fetch(dataset, tmp_path)
 
@@ -72,7 +72,7 @@ def test_a_path_that_is_not_there_is_named(tmp_path: Path, dataset: str) -> None
 class TestFolders:
     @pytest.fixture
     def saved(self, tmp_path: Path) -> Path:
-        """Two splits as save_to_disk leaves them."""
+        """Two splits as written by save_to_disk."""
         splits = {name: datasets.Dataset.from_list([{"text": name}] * 3) for name in ("train", "validation")}
         datasets.DatasetDict(splits).save_to_disk(tmp_path / "saved")
         return tmp_path / "saved"
@@ -86,7 +86,7 @@ class TestFolders:
         assert self.texts(f"{saved}#validation", tmp_path) == ["validation"] * 3
         assert self.texts(str(saved / "validation"), tmp_path) == ["validation"] * 3
 
-    def test_files_that_are_named_after_splits_are_splits(self, tmp_path: Path) -> None:
+    def test_files_named_after_splits_are_the_splits(self, tmp_path: Path) -> None:
         folder = tmp_path / "files"
         folder.mkdir()
         (folder / "README.md").write_text("about")
@@ -96,9 +96,7 @@ class TestFolders:
         assert self.texts(str(folder), tmp_path) == ["one"]
         assert self.texts(f"{folder}#test", tmp_path) == ["two"]
 
-    def test_a_split_that_is_not_there_is_named_with_those_that_are(
-        self, saved: Path, tmp_path: Path
-    ) -> None:
+    def test_a_missing_split_is_named_with_the_available_splits(self, saved: Path, tmp_path: Path) -> None:
         (tmp_path / "empty").mkdir()
         (tmp_path / "file#1.jsonl").write_text(json.dumps(ROW))
         assert self.texts(str(tmp_path / "file#1.jsonl"), tmp_path) == ["hello"]
@@ -126,25 +124,25 @@ class TestS3:
             yield client
 
     @pytest.mark.usefixtures("bucket")
-    def test_an_object_is_downloaded(self, tmp_path: Path) -> None:
+    def test_a_dataset_in_object_storage_is_downloaded(self, tmp_path: Path) -> None:
         path = fetch("s3://data/v1/train.jsonl", tmp_path / "cache")
         assert json.loads(path.read_text()) == ROW
         assert [p.name for p in path.parent.iterdir()] == ["train.jsonl"]
 
     @pytest.mark.usefixtures("bucket")
     @pytest.mark.parametrize(
-        ("url", "said"),
+        ("url", "expected"),
         [
             ("s3://data/v2/train.jsonl", "no such key"),
             ("s3://data", "names no file"),
         ],
     )
-    def test_missing_files_are_named(self, tmp_path: Path, url: str, said: str) -> None:
-        with pytest.raises(UserError, match=f"{url}.*{said}"):
+    def test_missing_files_are_named(self, tmp_path: Path, url: str, expected: str) -> None:
+        with pytest.raises(UserError, match=f"{url}.*{expected}"):
             fetch(url, tmp_path)
         assert list(tmp_path.iterdir()) == []
 
-    def test_without_credentials_one_line_says_so(
+    def test_missing_credentials_are_reported_in_one_line(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
@@ -160,7 +158,7 @@ class TestS3:
 class TestHub:
     @pytest.fixture
     def answer(self, monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], list[Any]]:
-        """Let datasets.load_dataset return a value or raise an exception; its arguments are kept."""
+        """Make datasets.load_dataset return a value or raise an exception; its arguments are recorded."""
         for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_HUB_OFFLINE"):
             monkeypatch.delenv(name, raising=False)
         calls: list[Any] = []
@@ -177,7 +175,7 @@ class TestHub:
 
         return set_answer
 
-    def test_the_train_split_becomes_jsonl(
+    def test_the_train_split_is_written_as_jsonl(
         self, answer: Callable[[Any], list[Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         chats = [{"messages": [{"role": "user", "content": "é"}, {"role": "assistant", "content": "ok"}]}] * 3
@@ -190,7 +188,7 @@ class TestHub:
         assert calls[1] == (("org/name", None), {"split": "test", "token": "hf_secret"})
 
     @pytest.mark.parametrize("column", ["image", "images"])
-    def test_images_of_the_hub_arrive_as_encoded_files(
+    def test_images_of_a_hub_dataset_are_stored_as_encoded_files(
         self, answer: Callable[[Any], list[Any]], tmp_path: Path, column: str
     ) -> None:
         chat = [{"role": "user", "content": "What is it?"}, {"role": "assistant", "content": "red"}]
@@ -219,7 +217,7 @@ class TestHub:
             (DatasetGenerationError("An error occurred\nwith details"), "cannot be read: An error occurred"),
         ],
     )
-    def test_each_failure_is_one_line(
+    def test_each_download_failure_is_reported_in_one_line(
         self, answer: Callable[[Any], list[Any]], tmp_path: Path, failure: Exception, reason: str
     ) -> None:
         answer(failure)

@@ -1,4 +1,4 @@
-"""Plain text for task pretrain: which files are read, what is refused, what is held out, how it is split."""
+"""Plain text for task pretrain: files that are read or refused, held-out text, and splitting."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from pyarrow import parquet
 
 from estimator.errors import UserError
 from launchers import settings
-from launchers.dataset import render, rows, stored, texts
+from launchers.dataset import render, rows, texts
 from launchers.dataset.rows import Conversation
 from launchers.dataset.turns import Message
 from launchers.models import tiny_llama
+from tests.launchers.dataset import chats
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}
 
@@ -49,10 +50,10 @@ class TestRead:
         assert words(list(texts.read(tmp_path / name))) == [("Éin Buch\r\n\r\nsecond\n", 0)]
 
     @pytest.mark.parametrize("name", ["book.txt", "book.jsonl"])
-    def test_a_long_document_comes_in_sections_of_the_same_tokens(
+    def test_a_long_document_is_read_in_sections_with_the_same_tokens(
         self, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """They break between words, and are stored and tokenized as what they are."""
+        """Sections break between words and are stored and tokenized unchanged."""
         monkeypatch.setattr(texts, "SECTION", 1000)
         monkeypatch.setattr(texts, "_BREAK_WINDOW", 100)
         monkeypatch.setattr(texts, "_BLOCK", 7)  # characters of several bytes are cut by it
@@ -61,20 +62,20 @@ class TestRead:
             (tmp_path / name).write_text("\ufeff" + book, encoding="utf-8")
         else:
             jsonl(tmp_path / name, {"text": book})
-        sections = stored.copied(list(texts.read(tmp_path / name)), tmp_path / "stored")
+        sections = chats.stored(texts.read(tmp_path / name), tmp_path / "stored")
         assert len(sections) == 5
-        found = [section for section in sections if isinstance(section, Conversation)]
-        assert "".join(section.text or "" for section in found) == book
-        assert [(section.begins, section.ends) for section in found] == [
+        pieces = [section for section in sections if isinstance(section, Conversation)]
+        assert "".join(section.text or "" for section in pieces) == book
+        assert [(section.begins, section.ends) for section in pieces] == [
             (number == 0, number == 4) for number in range(5)
         ]
         model = tiny_llama.make(tmp_path / "model")
         tokenizer = render.load_tokenizer(model, settings.build({}))
-        [(whole, _)] = render.tokenize([Conversation(text=book)], tokenizer)
-        parts = [tokens for tokens, _ in render.tokenize(found, tokenizer)]
-        assert np.concatenate(parts).tolist() == whole.tolist()
+        [(full_tokens, _)] = render.tokenize([Conversation(text=book)], tokenizer)
+        parts = [tokens for tokens, _ in render.tokenize(pieces, tokenizer)]
+        assert np.concatenate(parts).tolist() == full_tokens.tolist()
 
-    def test_bytes_that_are_not_utf_8_are_counted_over_the_blocks(
+    def test_bytes_that_are_not_utf_8_are_counted_over_all_blocks(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(texts, "_BLOCK", 7)
@@ -83,15 +84,15 @@ class TestRead:
             with pytest.raises(UserError, match=rf"is not UTF-8 \(byte {place}\)"):
                 list(texts.read(tmp_path / "d.txt"))
 
-    def test_a_column_of_parquet_is_a_document_a_row_batch_after_batch(self, tmp_path: Path) -> None:
-        wanted = [f"document {number}" for number in range(3000)]
-        path = table(tmp_path / "d.parquet", other=list(range(3000)), text=wanted)
+    def test_each_row_of_a_parquet_column_is_a_document_read_batch_by_batch(self, tmp_path: Path) -> None:
+        expected_texts = [f"document {number}" for number in range(3000)]
+        path = table(tmp_path / "d.parquet", other=list(range(3000)), text=expected_texts)
         assert words(list(texts.read(path))) == [
-            (text, number) for number, text in enumerate(wanted, start=1)
+            (text, number) for number, text in enumerate(expected_texts, start=1)
         ]
 
     @pytest.mark.parametrize(
-        ("name", "content", "said"),
+        ("name", "content", "expected"),
         [
             ("d.txt", b"", "is empty"),
             ("d.txt", b"caf\xe9", "is not UTF-8 (byte 4)"),
@@ -107,18 +108,18 @@ class TestRead:
             ("d.parquet", b"no such thing", "cannot be read as Parquet"),
         ],
     )
-    def test_what_can_not_be_used_is_named_in_a_line(
-        self, tmp_path: Path, name: str, content: bytes, said: str
+    def test_an_unusable_text_file_is_named_in_one_line(
+        self, tmp_path: Path, name: str, content: bytes, expected: str
     ) -> None:
         (tmp_path / name).write_bytes(content)
         with pytest.raises(UserError) as refused:
             list(texts.read(tmp_path / name))
-        assert said in refused.value.problem
+        assert expected in refused.value.problem
         assert name in refused.value.problem
         assert "\n" not in refused.value.problem
 
     @pytest.mark.parametrize(
-        ("columns", "said"),
+        ("columns", "expected"),
         [
             ({"body": ["a"]}, "`body`, but task pretrain needs plain text (`text`)"),
             ({"text": ["a", None]}, "row 2: `text` is empty"),
@@ -126,15 +127,15 @@ class TestRead:
             ({"text": []}, "is empty"),
         ],
     )
-    def test_a_table_without_usable_text_is_named_in_a_line(
-        self, tmp_path: Path, columns: dict[str, list[Any]], said: str
+    def test_a_table_without_a_usable_text_column_is_named_in_one_line(
+        self, tmp_path: Path, columns: dict[str, list[Any]], expected: str
     ) -> None:
         with pytest.raises(UserError) as refused:
             list(texts.read(table(tmp_path / "d.parquet", **columns)))
-        assert said in refused.value.problem
+        assert expected in refused.value.problem
         assert "\n" not in refused.value.problem
 
-    def test_parquet_without_pyarrow_says_what_to_install(
+    def test_parquet_without_pyarrow_names_the_package_to_install(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         path = table(tmp_path / "d.parquet", text=["a"])
@@ -143,12 +144,12 @@ class TestRead:
             list(texts.read(path))
         assert refused.value.advice == "pip install pyarrow"
 
-    def test_a_file_that_is_gone_is_a_line(self, tmp_path: Path) -> None:
+    def test_a_missing_file_is_reported_in_one_line(self, tmp_path: Path) -> None:
         for name in ("gone.txt", "gone.parquet", "gone.jsonl"):
             with pytest.raises(UserError, match="cannot be read"):
                 list(texts.read(tmp_path / name))
 
-    def test_chats_become_text_turn_below_turn(self) -> None:
+    def test_chats_become_text_with_one_turn_below_the_other(self) -> None:
         chat = Conversation(
             messages=(Message(role="user", content="Hi"), Message(role="assistant", content="Ho"))
         )
@@ -159,7 +160,7 @@ class TestRead:
 
 
 class TestHoldOut:
-    def test_whole_documents_are_held_out_in_the_drawn_order_as_far_as_they_fit(self) -> None:
+    def test_complete_documents_are_held_out_in_random_order_as_long_as_they_fit(self) -> None:
         documents = [Conversation(text=text) for text in ("a" * 30, "b" * 900, "c" * 40, "d" * 30)]
         train, held_out = texts.hold_out(documents, 100, [1, 3, 2, 0], 256)
         assert list(held_out) == [documents[3], documents[2], documents[0]], "the book is too long"
@@ -167,7 +168,7 @@ class TestHoldOut:
         train, held_out = texts.hold_out(documents, 100, [1, 3, 2, 0], 1)
         assert (list(train), list(held_out)) == (documents[:3], documents[3:])
 
-    def test_where_none_fits_the_end_of_the_longest_is_held_out_at_a_word(self) -> None:
+    def test_if_no_document_fits_the_end_of_the_longest_is_held_out_from_a_word_boundary(self) -> None:
         documents = [Conversation(text="short"), Conversation(text="word " * 100, line=2)]
         train, held_out = texts.hold_out(documents, 50, [1, 0], 256)
         assert held_out[0] == documents[0]
@@ -176,12 +177,12 @@ class TestHoldOut:
         assert 40 <= len(held_out[1].text or "") <= 50
         assert (held_out[1].text or "").startswith("word")
 
-    def test_text_without_white_space_is_cut_in_place_and_never_by_more_than_half(self) -> None:
+    def test_text_without_white_space_loses_at_most_half_to_the_held_out_part(self) -> None:
         [begin], [end] = texts.hold_out([Conversation(text="a" * 100)], 90, [0], 256)
         assert (begin.text, end.text) == ("a" * 50, "a" * 50)
 
     @pytest.mark.parametrize("text", ["a", "a ", "word   "])
-    def test_where_nothing_would_be_left_nothing_is_held_out(self, text: str) -> None:
+    def test_nothing_is_held_out_if_nothing_would_be_left_to_train_on(self, text: str) -> None:
         train, held_out = texts.hold_out([Conversation(text=text)], 1, [], 256)
         assert (list(train), list(held_out)) == ([Conversation(text=text)], [])
         train, held_out = texts.hold_out([Conversation(text=text)], 0, [0], 256)
@@ -190,7 +191,7 @@ class TestHoldOut:
 
 class TestPieces:
     @given(length=st.integers(1, 500), longest=st.integers(3, 60))
-    def test_pieces_hold_every_token_and_each_has_one_that_is_predicted(
+    def test_evaluation_pieces_hold_every_token_and_each_predicts_at_least_one(
         self, length: int, longest: int
     ) -> None:
         sizes = texts.piece_lengths(length, longest)

@@ -27,7 +27,7 @@ def turns(row: dict[str, Any]) -> list[tuple[str, str]]:
     return [(message.role, message.content) for message in parse(row).messages]
 
 
-def test_calls_of_tools_are_kept_as_chat_templates_take_them() -> None:
+def test_tool_calls_are_kept_in_the_form_that_chat_templates_expect() -> None:
     row = parse(WITH_TOOLS)
     assert json.loads(row.tools) == [{"type": "function", "function": FUNCTION}]
     _, call, answer, _ = (message.as_template() for message in row.messages)
@@ -38,7 +38,7 @@ def test_calls_of_tools_are_kept_as_chat_templates_take_them() -> None:
     assert decode(encode(row)) == row
 
 
-def test_tools_may_be_json_in_a_text_or_of_the_older_names() -> None:
+def test_tools_may_be_a_json_string_or_use_the_older_function_keys() -> None:
     as_text = {**WITH_TOOLS, "tools": json.dumps(WITH_TOOLS["tools"])}
     assert parse(as_text) == parse(WITH_TOOLS)
     old = {
@@ -87,12 +87,12 @@ def test_prompt_and_completion_may_be_lists_of_messages() -> None:
     assert turns({"prompt": [USER], "completion": "Hello"}) == [("user", "Hi"), ("assistant", "Hello")]
 
 
-def test_a_list_of_turns_may_be_json_in_a_text_as_in_a_table() -> None:
+def test_a_list_of_turns_may_be_a_json_string_as_in_a_table() -> None:
     assert turns({"messages": json.dumps([USER, ASSISTANT])}) == [("user", "Hi"), ("assistant", "Hello")]
     assert turns({"prompt": "[1, 2] is what?", "completion": "A list."})[0] == ("user", "[1, 2] is what?")
 
 
-def test_keys_that_a_table_has_filled_with_nothing_are_as_if_they_were_not_there() -> None:
+def test_empty_cells_of_a_table_are_treated_as_missing_keys() -> None:
     empty = {"tool_calls": None, "name": None, "weight": None}
     row = {"messages": [USER | empty, ASSISTANT | empty], "tools": None, "text": None, "system": None}
     fields = Fields.of(row)
@@ -118,20 +118,20 @@ def test_a_weight_of_zero_is_kept() -> None:
         ({"messages": [USER, ASSISTANT], "tools": [FUNCTION]}, set()),
     ],
 )
-def test_keys_that_are_not_used_are_known(row: dict[str, Any], unused: set[str]) -> None:
+def test_unused_keys_of_a_row_are_recorded(row: dict[str, Any], unused: set[str]) -> None:
     fields = Fields.of(row)
     parse(fields)
     assert fields.unused == unused
 
 
-def test_keys_of_a_pair_that_are_not_used_are_known() -> None:
+def test_unused_keys_of_a_pair_are_recorded() -> None:
     fields = Fields.of({"prompt": "a", "chosen": "b", "rejected": "c", "input": "d", "score": 1})
     parse_pair(fields)
     assert fields.unused == {"input", "score"}
 
 
-def calls(*messages: dict[str, Any], **more: Any) -> dict[str, Any]:
-    return {"messages": [USER, *messages], **more}
+def calls(*messages: dict[str, Any], **overrides: Any) -> dict[str, Any]:
+    return {"messages": [USER, *messages], **overrides}
 
 
 CALLING = {"role": "assistant", "tool_calls": [CALL]}
@@ -145,7 +145,7 @@ CALLING = {"role": "assistant", "tool_calls": [CALL]}
         (calls(ASSISTANT | {"weight": 0.5}), "messages[1] has the weight 0.5"),
         (calls({"role": "tool", "content": "3"}, ASSISTANT), "turn 2 is tool, but no tool was called"),
         (calls(CALLING, ASSISTANT), "turn 3 is assistant, not tool"),
-        (calls(ASSISTANT, USER | {"tool_calls": [CALL]}, ASSISTANT), "is no turn of the assistant"),
+        (calls(ASSISTANT, USER | {"tool_calls": [CALL]}, ASSISTANT), "is not a turn of the assistant"),
         (calls(CALLING | {"tool_calls": {"a": 1}}), "`tool_calls` is not a list"),
         (calls(CALLING | {"tool_calls": [{"function": {}}]}), "a tool call without a function's name"),
         (
@@ -159,7 +159,7 @@ CALLING = {"role": "assistant", "tool_calls": [CALL]}
         ({"prompt": [USER], "completion": [USER]}, "a chat without an assistant turn"),
     ],
 )  # fmt: skip
-def test_what_can_not_be_used_is_said_in_a_line(row: dict[str, Any], reason: str) -> None:
+def test_an_unusable_row_is_refused_in_one_line(row: dict[str, Any], reason: str) -> None:
     with pytest.raises(BadRow) as bad:
         parse(row)
     assert reason in str(bad.value)

@@ -1,4 +1,4 @@
-"""Texts with image tokens and inputs of vision-language models, against transformers' own processors."""
+"""Texts with image tokens and inputs of vision-language models, compared with transformers processors."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def tokenizer(folder: Path) -> Any:
 
 
 def rows_of(tokenizer: Any, *conversations: Conversation) -> list[Row]:
-    found = zip(tokenize(conversations, tokenizer), conversations, strict=True)
+    encoded = zip(tokenize(conversations, tokenizer), conversations, strict=True)
     return [
         Row(
             tokens=ids,
@@ -68,11 +68,11 @@ def rows_of(tokenizer: Any, *conversations: Conversation) -> list[Row]:
             lengths=np.array([len(ids)], dtype=np.int32),
             images=[np.frombuffer(image, dtype=np.uint8) for image in row.images],
         )
-        for (ids, counted), row in found
+        for (ids, counted), row in encoded
     ]
 
 
-def test_tokens_and_inputs_are_those_of_transformers_processor(tokenizer: Any) -> None:
+def test_tokens_and_inputs_equal_those_of_the_transformers_processor(tokenizer: Any) -> None:
     place = {"type": "image"}
     content = [{"type": "text", "text": "Is "}, place, {"type": "text", "text": " like "}, place]
     messages = [
@@ -92,7 +92,7 @@ def test_tokens_and_inputs_are_those_of_transformers_processor(tokenizer: Any) -
     assert tokenizer.decode(row.tokens[row.labels != IGNORE]) == "No.<|eot_id|>"
 
 
-def test_images_count_in_no_loss_where_prompts_do(tokenizer: Any) -> None:
+def test_image_tokens_never_count_even_if_prompts_do(tokenizer: Any) -> None:
     ((ids, counted),) = tokenize([ONE], tokenizer, train_on_prompt=True)
     images = np.isin(ids, tokenizer.image_ids)
     assert images.sum() >= vision_models.TOKENS
@@ -100,7 +100,7 @@ def test_images_count_in_no_loss_where_prompts_do(tokenizer: Any) -> None:
     assert "What?" in tokenizer.decode(ids[counted])
 
 
-def test_a_batch_gives_each_row_the_logits_that_it_has_alone(folder: Path, tokenizer: Any) -> None:
+def test_each_row_of_a_batch_has_the_same_logits_as_alone(folder: Path, tokenizer: Any) -> None:
     model = causal.load(folder).eval()
     rows = rows_of(tokenizer, TWO, NONE, ONE)
     with torch.no_grad():

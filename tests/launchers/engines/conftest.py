@@ -1,4 +1,4 @@
-"""A small model and rows for it, of which six steps see each three times."""
+"""A small model and rows that six steps process three times."""
 
 from __future__ import annotations
 

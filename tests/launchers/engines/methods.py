@@ -68,7 +68,7 @@ ROUNDED_REFERENCE = 0.02  # in the loss of DPO and KTO: qlora compares with the 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cell:
-    """An engine that trains by a method on so many nodes, a process on each."""
+    """An engine and method on a number of nodes with one process each."""
 
     engine: str
     method: str
@@ -82,7 +82,7 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Proof:
-    """A cell's run of a step less than STEPS, and the one that went on from its checkpoint to STEPS."""
+    """The run of a cell with one step less than STEPS, and its continuation to STEPS."""
 
     whole: TrainJob  # of the first node
     resumed: TrainJob
@@ -110,7 +110,7 @@ TASK_CELLS = tuple(
 
 
 def make(folder: Path) -> None:
-    """The model and the data of all cells."""
+    """Create the model and the data of all cells."""
     toy.make(folder)
     runs.make_data(folder / "documents", documents(), batch=DOCUMENTS, steps=STEPS)
     texts = [runs.joined(documents()[place : place + 2]) for place in range(0, DOCUMENTS, 2)]
@@ -121,13 +121,13 @@ def make(folder: Path) -> None:
 
 
 def refusal(folder: Path, cell: Cell) -> str | None:
-    """Why the engine does not train by the method, as one clause."""
+    """Return the reason why the engine does not train by the method, as one clause."""
     spec = hf_files.read_directory(folder / "model", "tiny-llama")
     return unsupported(cell.engine, _settings(cell, folder), spec)
 
 
 def prove(folder: Path, cell: Cell) -> Proof:
-    """Train, and go on from the checkpoint with the parts of all nodes; raises where a gang fails."""
+    """Train, and resume from the checkpoint with the parts of all nodes; raises if a run fails."""
     drawn = cell.task == "grpo"
     steps, checkpoint = LEARNING if drawn and learns(cell) else (STEPS - (not drawn), CHECKPOINT)
     first = _drawing_job(folder, cell, steps, checkpoint) if drawn else _job(folder, cell)
@@ -139,15 +139,17 @@ def prove(folder: Path, cell: Cell) -> Proof:
     parts = folder / cell.name / "checkpoint"
     for node in nodes:
         shutil.copytree(node.checkpoint_dir(checkpoint), parts, dirs_exist_ok=True)
-    rest = runs.resumed(first, first.work_dir, checkpoint)
-    rest = dataclasses.replace(rest, resume_dir=parts, total_steps=steps + (not drawn), keeps_result=False)
-    after = list(_on_nodes(rest, folder / cell.name / "resumed", cell.nodes))
+    resumed_steps = runs.resumed(first, first.work_dir, checkpoint)
+    resumed_steps = dataclasses.replace(
+        resumed_steps, resume_dir=parts, total_steps=steps + (not drawn), keeps_result=False
+    )
+    after = list(_on_nodes(resumed_steps, folder / cell.name / "resumed", cell.nodes))
     _run(after)
     return Proof(whole=nodes[0], resumed=after[0])
 
 
 def _job(folder: Path, cell: Cell) -> TrainJob:
-    """Of the first node, which leaves a checkpoint after CHECKPOINT steps."""
+    """Return the job of the first node, with a checkpoint after CHECKPOINT steps."""
     settings = _settings(cell, folder)
     data = DATA.get(cell.task, "pairs")
     return runs.make_job(
@@ -165,7 +167,7 @@ def _job(folder: Path, cell: Cell) -> TrainJob:
 
 
 def learns(cell: Cell) -> bool:
-    """Whether GRPO is to learn something: by all weights, which the toy's 30 steps do for."""
+    """Return whether GRPO is expected to learn: full training does within 30 steps."""
     return cell.method == "full"
 
 
@@ -182,33 +184,33 @@ def _drawing_job(folder: Path, cell: Cell, steps: int, checkpoint: int) -> Train
 
 
 def problems(proof: Proof, one: Proof, folder: Path) -> list[str]:
-    """What is wrong with a proof, each in a clause; its result is laid out in the empty folder.
+    """List what is wrong with a proof; its result is exported into the empty folder.
 
     ``one``: of the same engine and method on one node, whose losses are to be the same.
     """
     if proof.whole.settings.task == "grpo":
         return _problems_of_drawing(proof, folder)
-    whole, after = runs.steps(proof.whole), runs.steps(proof.resumed)
-    found = []
+    whole_steps, after = runs.steps(proof.whole), runs.steps(proof.resumed)
+    messages = []
     base = causal.load(proof.whole.model_dir, dtype=torch.float32).eval()
     rounded = proof.whole.plan.method == "qlora"
     if not rounded:
         start = _loss(proof.whole, base, base)
         if abs(proof.losses[0] - start) > CLOSE:
-            found.append("it does not begin with the model's own loss")
+            messages.append("it does not begin with the model's own loss")
     if not proof.losses[-1] < proof.losses[0] - CLOSE:
-        found.append("its loss does not fall")
+        messages.append("its loss does not fall")
     if max(abs(two - single) for two, single in zip(proof.losses, one.losses, strict=True)) > CLOSE:
-        found.append("its losses are not those of one node")
-    if reported(whole[CHECKPOINT]) != reported(after[0]):
-        found.append("it does not go on from its checkpoint bit by bit")
+        messages.append("its losses are not those of one node")
+    if reported(whole_steps[CHECKPOINT]) != reported(after[0]):
+        messages.append("it does not go on from its checkpoint bit by bit")
     engines.get(proof.whole.plan.engine).collect(proof.whole, folder)
     result = engines.result_of(folder)
     trained = load_model(result, proof.whole.model_dir, "cpu", "fp32")
     close = ROUNDED_REFERENCE if rounded and proof.whole.settings.task in ("dpo", "kto") else CLOSE
     if abs(_loss(proof.whole, trained, base) - runs.losses(after)[-1]) > close:
-        found.append("its export has another loss than what it has trained")
-    return found + _problems_of_merging(proof, folder, trained)
+        messages.append("its export has another loss than what it has trained")
+    return messages + _problems_of_merging(proof, folder, trained)
 
 
 def _problems_of_merging(proof: Proof, folder: Path, trained: Any, close: float = SAME) -> list[str]:
@@ -222,26 +224,26 @@ def _problems_of_merging(proof: Proof, folder: Path, trained: Any, close: float 
 
 
 def _problems_of_drawing(proof: Proof, folder: Path) -> list[str]:
-    """The same of GRPO. Each process draws answers of its own, so that two nodes don't repeat one."""
-    whole, after = runs.steps(proof.whole), runs.steps(proof.resumed)
-    found = []
-    again = [(reported(step), step.metrics) for step in after]
-    if not again or again != [(reported(step), step.metrics) for step in whole[-len(again) :]]:
-        found.append("it does not go on from its checkpoint bit by bit")
+    """List problems of GRPO; processes generate different answers, so two nodes differ from one."""
+    whole_steps, after = runs.steps(proof.whole), runs.steps(proof.resumed)
+    messages = []
+    repeated = [(reported(step), step.metrics) for step in after]
+    if not repeated or repeated != [(reported(step), step.metrics) for step in whole_steps[-len(repeated) :]]:
+        messages.append("it does not go on from its checkpoint bit by bit")
     engines.get("trl").collect(proof.whole, folder)
     trained = load_model(engines.result_of(folder), proof.whole.model_dir, "cpu", "fp32")
-    if len(whole) == LEARNING[0]:
-        rewards = [step.metrics["reward"] for step in whole if step.metrics is not None]
+    if len(whole_steps) == LEARNING[0]:
+        rewards = [step.metrics["reward"] for step in whole_steps if step.metrics is not None]
         if not sum(rewards[-5:]) / 5 > sum(rewards[:5]) / 5 + toy.LEARNT:
-            found.append("its reward does not rise")
+            messages.append("its reward does not rise")
         base = load_model(proof.whole.model_dir, proof.whole.model_dir, "cpu", "fp32")
         if not toy.mean_reward(trained, proof.whole) > toy.mean_reward(base, proof.whole) + toy.LEARNT:
-            found.append("the answers of its export have no higher reward than those of the base")
-    return found + _problems_of_merging(proof, folder, trained, MERGED)
+            messages.append("the answers of its export have no higher reward than those of the base")
+    return messages + _problems_of_merging(proof, folder, trained, MERGED)
 
 
 def _loss(job: TrainJob, model: Any, base: Any) -> float:
-    """The task's loss of a transformers model on all of the job's data."""
+    """Return the task loss of a transformers model on all data of the job."""
     if job.settings.task in ("sft", "pretrain"):
         return loss(model)
     if job.settings.task == "kto":
@@ -283,7 +285,7 @@ def _pad_id(model_dir: Path) -> int:
 
 
 def _settings(cell: Cell, folder: Path) -> RunConfig:
-    """With tiny-llama's learning rate for the method, and every step like the others."""
+    """Return settings with the learning rate of tiny-llama for the method and a constant schedule."""
     values: dict[str, Any] = METHODS[cell.method] | {"engine": cell.engine, "seq_len": 128, "task": cell.task}
     of_task: dict[str, dict[str, Any]] = {
         "pretrain": {"packing": True},

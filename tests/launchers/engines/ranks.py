@@ -1,4 +1,4 @@
-"""Ranks that are forked from a process which has imported their engine: a second each instead of a dozen.
+"""Ranks forked from a process that has imported their engine: one second each instead of twelve.
 
     python -m tests.launchers.engines.ranks ENGINE
 
@@ -43,7 +43,7 @@ TRAINING = {  # what an engine imports before it trains, and while it does
 
 
 def train(jobs: Sequence[Any], limit_s: float = 300, entry: str = "") -> subprocess.CompletedProcess[str]:
-    """Run all ranks of a job to their end; a job for each node, with a work folder of its own.
+    """Run all ranks of a job to their end; one job per node with separate work folders.
 
     ``entry``: a function, as module:name, that gets the job in each rank instead of its engine.
     """
@@ -51,7 +51,7 @@ def train(jobs: Sequence[Any], limit_s: float = 300, entry: str = "") -> subproc
 
 
 def train_in_turn(jobs: Sequence[Any], limit_s: float) -> subprocess.CompletedProcess[str]:
-    """Run jobs of one engine and one node one after the other in the same ranks, which stay in one group.
+    """Run jobs of one engine and one node in turn in the same ranks and process group.
 
     A job that fails is named in the output, and the next one runs: a gang that has gone out of step is ended
     by the limit.
@@ -60,7 +60,7 @@ def train_in_turn(jobs: Sequence[Any], limit_s: float) -> subprocess.CompletedPr
 
 
 def run_script(code: str, folder: Path) -> list[Any]:
-    """Run Python code in two processes of one group over gloo; each writes JSON to ``sys.argv[1]``."""
+    """Run Python code in two gloo processes; each writes JSON to ``sys.argv[1]``."""
     group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(unused_port()), "WORLD_SIZE": "2"}
     env = {"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **group}
     files = [folder / str(rank) for rank in (0, 1)]
@@ -79,7 +79,7 @@ def run_script(code: str, folder: Path) -> list[Any]:
 def _train(
     nodes: Sequence[Sequence[Any]], limit_s: float, entry: str = ""
 ) -> subprocess.CompletedProcess[str]:
-    """Run the ranks of all nodes, each with its jobs, to their end."""
+    """Run the ranks of all nodes with their jobs to their end."""
     layout = nodes[0][0].plan.layout
     local_world = layout.world_size // len(nodes)
     port = unused_port()
@@ -117,7 +117,7 @@ def _train(
 
 @functools.cache
 def _server(engine: str) -> subprocess.Popen[str]:
-    """The process that forks; it ends when its standard input does, with this process."""
+    """The forking process; it ends when its standard input closes."""
     return subprocess.Popen(
         [sys.executable, "-m", "tests.launchers.engines.ranks", engine],
         env=os.environ
@@ -189,7 +189,7 @@ def _failed(train: Callable[[Any], None], job: Any) -> bool:
 
 
 def _stay_in_one_group() -> None:
-    """Let each job join and leave the group of the first one: a new one would be other ports and threads."""
+    """Reuse the first process group for all jobs instead of opening new ports and threads."""
     import torch.distributed as dist
 
     join = dist.init_process_group
@@ -205,7 +205,7 @@ def _stay_in_one_group() -> None:
 
 
 def _wait(pids: list[int], limit_s: float) -> list[int]:
-    """Their exit statuses. When one has failed or the time is over, the others are killed, as by torchrun."""
+    """Return the exit statuses; after a failure or timeout the other ranks are killed, as by torchrun."""
     deadline = time.monotonic() + limit_s
     codes: dict[int, int] = {}
     while len(codes) < len(pids):

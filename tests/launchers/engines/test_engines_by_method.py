@@ -67,7 +67,7 @@ def proved(folder: Path) -> Callable[[Cell], Proof]:
     ],
     ids=lambda cell: cell.name,
 )
-def test_a_method_learns_resumes_bit_by_bit_and_exports_what_it_has_trained(
+def test_a_method_learns_resumes_bit_by_bit_and_exports_the_trained_weights(
     tmp_path: Path, folder: Path, cell: Cell, proved: Callable[[Cell], Proof]
 ) -> None:
     if cell.engine == "torchtune":

@@ -1,4 +1,4 @@
-"""A run on packed rows resumes exactly from its checkpoint, on rows that are prepared again."""
+"""A run on packed rows resumes exactly from its checkpoint after the rows are prepared again."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def test_the_losses_after_the_checkpoint_are_the_same_to_the_last_bit(
         settings={"method": method, "packing": True},
         checkpoint_every=AT,
     )
-    whole = runs.losses(runs.run(job))
+    full_losses = runs.losses(runs.run(job))
     resumed = runs.resumed(job, tmp_path / "resumed", AT)
-    rest = runs.losses(runs.run(dataclasses.replace(resumed, data_dir=tmp_path / "again")))
-    assert len(whole) == STEPS
-    assert rest == whole[AT:]
+    resumed_steps = runs.losses(runs.run(dataclasses.replace(resumed, data_dir=tmp_path / "again")))
+    assert len(full_losses) == STEPS
+    assert resumed_steps == full_losses[AT:]

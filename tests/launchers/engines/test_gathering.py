@@ -1,4 +1,4 @@
-"""Exchange of values between two real processes over gloo, one of which may be hostile."""
+"""Exchange of values between two real gloo processes, one of which may be hostile."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ json.dump(seen, open(sys.argv[1], "w"))
 
 
 @pytest.mark.slow  # two processes import torch
-def test_ranks_exchange_json_and_run_nothing_that_a_hostile_one_sends(tmp_path: Path) -> None:
+def test_ranks_exchange_json_and_execute_nothing_that_a_hostile_rank_sends(tmp_path: Path) -> None:
     first, second = ranks.run_script(_RANK, tmp_path)
     good = [[{"rank": 0, "text": ""}, {"rank": 1, "text": "üüü"}], [None, None]]
     assert second == good

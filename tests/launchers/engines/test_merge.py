@@ -54,9 +54,7 @@ def test_unchanged_tensors_are_copied_to_files_of_the_same_names(base: list[Path
             assert one.metadata() == other.metadata()
 
 
-def test_tensors_can_change_their_values_and_their_type_or_be_left_out(
-    base: list[Path], tmp_path: Path
-) -> None:
+def test_tensors_can_change_in_value_and_type_or_be_omitted(base: list[Path], tmp_path: Path) -> None:
     def change(name: str, weight: torch.Tensor) -> torch.Tensor | None:
         if name.endswith("count"):
             return None
@@ -68,13 +66,13 @@ def test_tensors_can_change_their_values_and_their_type_or_be_left_out(
     assert sorted(after) == sorted(
         f"layer.{n}.{part}" for n in (1, 2) for part in ("weight", "norm", "empty")
     )
-    wanted = load_file(base[1])["layer.2.weight"].float().t() + 1
-    assert torch.equal(after["layer.2.weight"], wanted)
+    expected_weight = load_file(base[1])["layer.2.weight"].float().t() + 1
+    assert torch.equal(after["layer.2.weight"], expected_weight)
     assert after["layer.1.weight"].dtype == torch.bfloat16
     assert [path.read_bytes() for path in base] == before
 
 
-def test_a_failed_merge_leaves_no_partial_file_and_the_next_starts_over(
+def test_a_failed_merge_leaves_no_partial_file_and_the_next_merge_starts_over(
     base: list[Path], tmp_path: Path
 ) -> None:
     def change(name: str, weight: torch.Tensor) -> torch.Tensor:
@@ -144,7 +142,7 @@ print(json.dumps({"before": before, "peak": resident("VmHWM"), "linear": len(lin
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_merge_holds_less_than_one_and_a_half_files_of_the_base(tmp_path: Path) -> None:
+def test_a_merge_needs_less_memory_than_one_and_a_half_files_of_the_base(tmp_path: Path) -> None:
     folder = tmp_path / "base-of-300-mb"
     done = subprocess.run(
         [sys.executable, "-c", MERGE, str(folder), str(tmp_path / "out")],
@@ -154,14 +152,14 @@ def test_a_merge_holds_less_than_one_and_a_half_files_of_the_base(tmp_path: Path
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    found = json.loads(done.stdout.splitlines()[-1])
+    measured_peak = json.loads(done.stdout.splitlines()[-1])
     shards = [path.stat().st_size for path in folder.glob("*.safetensors")]
     assert len(shards) == 3
     assert min(shards) > 90 * MIB
-    assert found["peak"] - found["before"] < 1.5 * max(shards)
+    assert measured_peak["peak"] - measured_peak["before"] < 1.5 * max(shards)
     merged, base = load(tmp_path / "out" / "model"), {}
     for path in folder.glob("*.safetensors"):
         base |= load_file(path)
     assert merged.keys() == base.keys()
     changed = [name for name in base if not torch.equal(merged[name], base[name])]
-    assert len(changed) >= found["linear"]
+    assert len(changed) >= measured_peak["linear"]

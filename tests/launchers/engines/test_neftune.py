@@ -1,4 +1,4 @@
-"""NEFTune beside transformers' own, and with every engine on one process, on two, and after a checkpoint."""
+"""NEFTune compared with transformers, and with every engine on one process, two, and after a checkpoint."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def noised(
     return embedding, embedding(tokens) - plain
 
 
-def test_a_document_gets_the_noise_that_transformers_gives_it(tmp_path: Path) -> None:
+def test_a_document_gets_the_same_noise_as_in_transformers(tmp_path: Path) -> None:
     (row,) = runs.documents(1)
     tokens = torch.from_numpy(row.tokens).long()[None]
     embedding, ours = noised(job_of(tmp_path, [row], seed=3), tokens, step=2)
@@ -51,7 +51,7 @@ def test_a_document_gets_the_noise_that_transformers_gives_it(tmp_path: Path) ->
     assert 0.9 * limit < float(ours.abs().max()) <= limit * 1.001
 
 
-def test_padding_has_no_noise_and_a_packed_document_that_of_its_own_length(tmp_path: Path) -> None:
+def test_padding_has_no_noise_and_each_packed_document_is_scaled_by_its_length(tmp_path: Path) -> None:
     first, second = runs.documents(2)
     job = job_of(tmp_path, [runs.joined([first, second])])
     padded = torch.zeros(1, 60, dtype=torch.long)
@@ -63,7 +63,7 @@ def test_padding_has_no_noise_and_a_packed_document_that_of_its_own_length(tmp_p
         assert 0.9 * limit < float(part.detach().abs().max()) <= limit * 1.001
 
 
-def test_rows_joined_without_padding_have_the_noise_of_padded_ones(tmp_path: Path) -> None:
+def test_rows_joined_without_padding_have_the_noise_of_padded_rows(tmp_path: Path) -> None:
     rows = runs.documents(2)
     data = runs.make_data(tmp_path / "data", rows, batch=2, steps=1)
     job = runs.make_job(
@@ -72,23 +72,23 @@ def test_rows_joined_without_padding_have_the_noise_of_padded_ones(tmp_path: Pat
     lengths = [len(row.tokens) for row in rows]
     _, padded = noised(job, torch.zeros(2, max(lengths), dtype=torch.long))
     _, joined = noised(job, torch.zeros(1, sum(lengths) + 3, dtype=torch.long))
-    kept = [noise[:length] for noise, length in zip(padded, lengths, strict=True)]
-    assert torch.allclose(joined[0, : sum(lengths)], torch.cat(kept), atol=1e-6)
+    unpadded = [noise[:length] for noise, length in zip(padded, lengths, strict=True)]
+    assert torch.allclose(joined[0, : sum(lengths)], torch.cat(unpadded), atol=1e-6)
 
 
-def test_each_rank_gives_its_rows_the_noise_that_one_process_gives_them(tmp_path: Path) -> None:
+def test_each_rank_gives_its_rows_the_same_noise_as_one_process(tmp_path: Path) -> None:
     data = runs.make_data(tmp_path / "data", runs.documents(4), batch=4, steps=1)
     values, tokens = {"neftune_alpha": ALPHA}, torch.zeros(4, 30, dtype=torch.long)
-    whole = runs.make_job(tmp_path, tmp_path, data, steps=1, world=1, micro=4, settings=values)
+    single_process = runs.make_job(tmp_path, tmp_path, data, steps=1, world=1, micro=4, settings=values)
     parts = runs.make_job(tmp_path, tmp_path, data, steps=1, world=2, micro=2, settings=values)
-    _, expected = noised(whole, tokens)
+    _, expected = noised(single_process, tokens)
     for rank in (0, 1):
         env = RankEnv(rank=rank, local_rank=rank, world_size=2, local_world_size=2, node=0)
         _, noise = noised(parts, tokens[:2], env=env)
         torch.testing.assert_close(noise, expected[rank::2], rtol=0, atol=1e-6)
 
 
-def test_nothing_is_added_outside_training(tmp_path: Path) -> None:
+def test_no_noise_is_added_outside_training(tmp_path: Path) -> None:
     tokens = torch.arange(6)[None]
     embedding, _ = noised(job_of(tmp_path, runs.documents(3)), tokens)
     plain = torch.nn.functional.embedding(tokens, embedding.weight)
@@ -114,7 +114,7 @@ def test_the_noise_of_a_run_is_the_same_on_two_processes_and_after_a_checkpoint(
     model = runs.make_model(tmp_path / "model")
     data = runs.make_data(tmp_path / "data", runs.documents(12), batch=BATCH, steps=STEPS)
     options: dict[str, Any] = {"steps": STEPS, "engine": engine}
-    asked = {"settings": {"neftune_alpha": ALPHA}}
+    run_options = {"settings": {"neftune_alpha": ALPHA}}
     one = runs.make_job(
         tmp_path / "one",
         model,
@@ -124,10 +124,18 @@ def test_the_noise_of_a_run_is_the_same_on_two_processes_and_after_a_checkpoint(
         sharding=alone,
         checkpoint_every=1,
         **options,
-        **asked,
+        **run_options,
     )
     two = runs.make_job(
-        tmp_path / "two", model, data, world=2, micro=1, accumulation=2, sharding=together, **options, **asked
+        tmp_path / "two",
+        model,
+        data,
+        world=2,
+        micro=1,
+        accumulation=2,
+        sharding=together,
+        **options,
+        **run_options,
     )
     plain = runs.make_job(tmp_path / "plain", model, data, world=1, micro=4, sharding=alone, **options)
     losses = runs.losses(runs.run(one))

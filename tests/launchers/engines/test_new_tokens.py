@@ -1,4 +1,4 @@
-"""Tokens that a model gets: its tokenizer, its files, and what is trained of them."""
+"""New tokens of a model: tokenizer, files, and trained embeddings."""
 
 from __future__ import annotations
 
@@ -47,7 +47,9 @@ def sums(folder: Path) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
 
 
-def test_new_rows_are_the_mean_of_all_others_and_the_base_is_unchanged(tmp_path: Path, base: Path) -> None:
+def test_new_embedding_rows_are_the_mean_of_all_others_and_the_base_is_unchanged(
+    tmp_path: Path, base: Path
+) -> None:
     before = sums(base)
     folder = with_new_tokens(base, SETTINGS, tmp_path / "new")
     assert sums(base) == before
@@ -67,19 +69,19 @@ def test_new_rows_are_the_mean_of_all_others_and_the_base_is_unchanged(tmp_path:
     assert with_new_tokens(base, SETTINGS, tmp_path / "new") == folder
 
 
-def test_without_new_tokens_nothing_is_written(tmp_path: Path, base: Path) -> None:
+def test_no_model_copy_is_written_without_new_tokens(tmp_path: Path, base: Path) -> None:
     plain = SETTINGS.model_copy(update={"new_tokens": ()})
     assert with_new_tokens(base, plain, tmp_path / "new") == base
     assert not (tmp_path / "new").exists()
 
 
-def test_files_without_such_rows_are_linked_and_tokens_that_are_known_keep_theirs(
+def test_files_without_embeddings_are_linked_and_existing_tokens_keep_their_rows(
     tmp_path: Path, base: Path
 ) -> None:
     load(base).save_pretrained(tmp_path / "sharded", max_shard_size="5MB")
     tokenizer(base).save_pretrained(tmp_path / "sharded")
-    known = SETTINGS.model_copy(update={"new_tokens": (tiny_llama.EOT, *NEW)})
-    folder = with_new_tokens(tmp_path / "sharded", known, tmp_path / "new")
+    with_known_token = SETTINGS.model_copy(update={"new_tokens": (tiny_llama.EOT, *NEW)})
+    folder = with_new_tokens(tmp_path / "sharded", with_known_token, tmp_path / "new")
     files = sorted((tmp_path / "sharded").glob("*.safetensors"))
     linked = [path.name for path in files if path.samefile(folder / path.name)]
     assert 0 < len(linked) < len(files)
@@ -90,7 +92,9 @@ def test_files_without_such_rows_are_linked_and_tokens_that_are_known_keep_their
     assert len(grown) == KNOWN + 2
 
 
-def test_a_padded_vocabulary_has_room_and_its_rows_begin_as_the_mean(tmp_path: Path, base: Path) -> None:
+def test_new_tokens_use_the_padding_of_the_vocabulary_and_start_as_the_mean(
+    tmp_path: Path, base: Path
+) -> None:
     padded = load(base)
     padded.resize_token_embeddings(KNOWN + 64)
     padded.save_pretrained(tmp_path / "padded")
@@ -101,7 +105,7 @@ def test_a_padded_vocabulary_has_room_and_its_rows_begin_as_the_mean(tmp_path: P
     assert torch.allclose(weight[KNOWN], weight[:KNOWN].mean(dim=0), atol=1e-7)
 
 
-def test_rows_of_tokens_under_another_name_are_refused(tmp_path: Path, base: Path) -> None:
+def test_embeddings_under_another_tensor_name_are_refused(tmp_path: Path, base: Path) -> None:
     from safetensors.torch import load_file, save_file
 
     other = tmp_path / "other"
@@ -115,7 +119,7 @@ def test_rows_of_tokens_under_another_name_are_refused(tmp_path: Path, base: Pat
         with_new_tokens(other, SETTINGS, tmp_path / "new")
 
 
-def test_data_with_new_tokens_are_other_data(tmp_path: Path, base: Path) -> None:
+def test_new_tokens_change_the_fingerprint_of_the_prepared_data(tmp_path: Path, base: Path) -> None:
     texts = [Conversation(text=f"{TEXT} {number}") for number in range(16)]
     plain = SETTINGS.model_copy(update={"new_tokens": ()})
     infos = [
@@ -129,8 +133,8 @@ def test_data_with_new_tokens_are_other_data(tmp_path: Path, base: Path) -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", [pytest.param("full", marks=pytest.mark.nightly), "lora"])
-def test_rows_of_new_tokens_are_trained_and_exported(tmp_path: Path, base: Path, method: str) -> None:
-    """The same by every sharding; model, adapter and tokenizer have the new vocabulary."""
+def test_embeddings_of_new_tokens_are_trained_and_exported(tmp_path: Path, base: Path, method: str) -> None:
+    """Every sharding gives the same; model, adapter and tokenizer have the new vocabulary."""
     folder = with_new_tokens(base, SETTINGS, tmp_path / "new")
     texts = [Conversation(text=f"{TEXT} {number}") for number in range(8)]
     batches = {"global_batch_size": 4, "epochs": 2}

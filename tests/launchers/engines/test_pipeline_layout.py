@@ -1,4 +1,4 @@
-"""A trained pipeline's folders, laid out from the base's and what was trained."""
+"""Folders of an exported pipeline from the base and the trained components."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def written(folder: Path, *names: str) -> Path:
 
 
 def base(folder: Path) -> Path:
-    """As Stable Diffusion XL's repository has it: each network twice, the second time in half precision."""
+    """A pipeline like the Stable Diffusion XL repository: each network twice, once in half precision."""
     return written(
         folder,
         "model_index.json",
@@ -39,7 +39,7 @@ def files(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_the_trained_unet_takes_the_place_of_both_of_the_base_s(tmp_path: Path) -> None:
+def test_the_trained_unet_replaces_both_weight_files_of_the_base_unet(tmp_path: Path) -> None:
     output = written(tmp_path / "output", f"model/unet/{WEIGHTS}")
     lay_out(output, base(tmp_path / "base"), tmp_path / "out")
     assert files(tmp_path / "out" / "model") == {
@@ -52,22 +52,22 @@ def test_the_trained_unet_takes_the_place_of_both_of_the_base_s(tmp_path: Path) 
     assert not (tmp_path / "out" / "adapter").exists()
 
 
-def test_lora_alone_has_both_formats_and_no_pipeline(tmp_path: Path) -> None:
+def test_a_lora_only_export_has_both_formats_and_no_pipeline(tmp_path: Path) -> None:
     output = written(tmp_path / "output", f"adapter/{LORA}", f"adapter/{KOHYA}")
     lay_out(output, base(tmp_path / "base"), tmp_path / "out")
     assert set(files(tmp_path / "out")) == {f"adapter/{LORA}", f"adapter/{KOHYA}"}
 
 
-def test_a_unet_in_several_files_keeps_its_index_where_it_was_merged_into_them(tmp_path: Path) -> None:
+def test_a_unet_merged_into_several_files_keeps_its_index(tmp_path: Path) -> None:
     folder = written(tmp_path / "base", "model_index.json", *(f"unet/{name}" for name in PARTS))
     index = {"weight_map": {"one": PARTS[0], "two": PARTS[1]}}
     (folder / "unet" / f"{WEIGHTS}.index.json").write_text(json.dumps(index))
     assert [path.name for path in weight_files(folder / "unet")] == list(PARTS)
     output = written(tmp_path / "output", *(f"model/unet/{name}" for name in PARTS))
     lay_out(output, folder, tmp_path / "out")
-    found = files(tmp_path / "out" / "model")
-    assert found[f"unet/{PARTS[0]}"].startswith("output/")
-    assert f"unet/{WEIGHTS}.index.json" in found
+    names = files(tmp_path / "out" / "model")
+    assert names[f"unet/{PARTS[0]}"].startswith("output/")
+    assert f"unet/{WEIGHTS}.index.json" in names
 
 
 def test_leftovers_of_an_earlier_run_are_removed(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_leftovers_of_an_earlier_run_are_removed(tmp_path: Path) -> None:
     assert set(files(tmp_path / "out")) == {f"adapter/{LORA}"}
 
 
-def test_merged_text_encoders_take_the_place_of_the_base_s(tmp_path: Path) -> None:
+def test_merged_text_encoders_replace_those_of_the_base(tmp_path: Path) -> None:
     model = base(tmp_path / "base")
     written(model, "text_encoder/config.json", "text_encoder/model.safetensors", "text_encoder_2/config.json")
     written(model, "text_encoder_2/model-00001-of-00002.safetensors")
@@ -85,11 +85,11 @@ def test_merged_text_encoders_take_the_place_of_the_base_s(tmp_path: Path) -> No
     output = written(tmp_path / "output", f"model/unet/{WEIGHTS}", "model/text_encoder/model.safetensors")
     written(output, "model/text_encoder_2/model-00001-of-00002.safetensors")
     lay_out(output, model, tmp_path / "whole")
-    found = files(tmp_path / "whole" / "model")
-    assert found["text_encoder/model.safetensors"].startswith("output/")
-    assert found["text_encoder_2/model-00001-of-00002.safetensors"].startswith("output/")
-    assert json.loads(found["text_encoder_2/model.safetensors.index.json"]) == index, (
+    names = files(tmp_path / "whole" / "model")
+    assert names["text_encoder/model.safetensors"].startswith("output/")
+    assert names["text_encoder_2/model-00001-of-00002.safetensors"].startswith("output/")
+    assert json.loads(names["text_encoder_2/model.safetensors.index.json"]) == index, (
         "the names are the base's"
     )
-    assert found["text_encoder/config.json"] == "base/text_encoder/config.json"
-    assert found[f"vae/{WEIGHTS}"].startswith("base/")
+    assert names["text_encoder/config.json"] == "base/text_encoder/config.json"
+    assert names[f"vae/{WEIGHTS}"].startswith("base/")

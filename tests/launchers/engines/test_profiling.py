@@ -1,4 +1,4 @@
-"""A profiled window on every engine, on one node and two: its trace, and what is made of it."""
+"""A profiled window on every engine, on one node and two: trace and summary."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def _job(folder: Path, engine: str) -> TrainJob:
 
 
 def _profiled(job: TrainJob, folder: Path, nodes: int) -> list[TrainJob]:
-    """The job with a window on both ranks, as each of its nodes has it."""
-    asked = {"steps": f"{FIRST}:{LAST}", "ranks": [0, 1]}
-    values = job.settings.model_dump(mode="json") | {"profile": asked}
+    """Return the job of each node with a window on both ranks."""
+    options = {"steps": f"{FIRST}:{LAST}", "ranks": [0, 1]}
+    values = job.settings.model_dump(mode="json") | {"profile": options}
     layout = dataclasses.replace(job.plan.layout, nodes=nodes, processes_per_node=2 // nodes)
     return [
         dataclasses.replace(
@@ -69,7 +69,9 @@ def _losses(events: list[Any]) -> list[float]:
         pytest.param("torchtune", 2, marks=pytest.mark.nightly),
     ],
 )
-def test_a_window_adds_up_to_its_steps_and_changes_no_loss(tmp_path: Path, engine: str, nodes: int) -> None:
+def test_the_parts_of_a_profile_add_up_to_its_steps_and_profiling_changes_no_loss(
+    tmp_path: Path, engine: str, nodes: int
+) -> None:
     job = _job(tmp_path, engine)
     plain = _run([job])
     assert not job.profile_dir.exists()
@@ -84,19 +86,19 @@ def test_a_window_adds_up_to_its_steps_and_changes_no_loss(tmp_path: Path, engin
         for rank in (0, 1)
     }
     for event in reported:
-        found = Window.from_dict(json.loads(json.dumps(event.window)))
-        assert (found.first, found.last, found.split.steps) == (FIRST, LAST, 2)
-        seconds = dict(found.split.seconds)
-        mean = sum(took[found.rank]) / len(took[found.rank])
-        assert sum(seconds.values()) == pytest.approx(found.split.step_seconds, rel=1e-6)
-        assert found.split.step_seconds == pytest.approx(mean, rel=0.05, abs=2e-3)
+        profile = Window.from_dict(json.loads(json.dumps(event.window)))
+        assert (profile.first, profile.last, profile.split.steps) == (FIRST, LAST, 2)
+        seconds = dict(profile.split.seconds)
+        mean = sum(took[profile.rank]) / len(took[profile.rank])
+        assert sum(seconds.values()) == pytest.approx(profile.split.step_seconds, rel=1e-6)
+        assert profile.split.step_seconds == pytest.approx(mean, rel=0.05, abs=2e-3)
         assert seconds[traces.PRODUCTS] > 0
         assert seconds[traces.OPTIMIZER] > 0
-        assert set(traces.COLLECTIVES.values()) & (set(seconds) | set(dict(found.split.hidden)))
-        memory = dict(found.memory)
+        assert set(traces.COLLECTIVES.values()) & (set(seconds) | set(dict(profile.split.hidden)))
+        memory = dict(profile.memory)
         assert {traces.WEIGHTS, traces.GRADIENTS, traces.STATES} <= set(memory)
-        of_node = jobs[found.rank % nodes] if nodes > 1 else jobs[0]
-        trace = json.loads(gzip.decompress((of_node.profile_dir / found.trace).read_bytes()))
+        of_node = jobs[profile.rank % nodes] if nodes > 1 else jobs[0]
+        trace = json.loads(gzip.decompress((of_node.profile_dir / profile.trace).read_bytes()))
         names = {each.get("name", "") for each in trace["traceEvents"]}
         assert {f"{traces.STEP}{step}" for step in (FIRST, LAST)} <= names
         assert not {f"{traces.STEP}{step}" for step in (FIRST - 1, LAST + 1)} & names

@@ -1,4 +1,4 @@
-"""A checkpoint's files are read as tensors and plain values; nothing that stands in them is run."""
+"""Checkpoint files are read as tensors and plain values; their code is not executed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from launchers.engines.tensors_only import load_distributed, tensors_only  # noq
 
 
 class Calls:
-    """Makes a folder when it is unpickled."""
+    """Creates a folder when it is unpickled."""
 
     def __init__(self, mark: Path) -> None:
         self.mark = mark
@@ -41,29 +41,31 @@ def refused(folder: Path, state: dict[str, Any], mark: Path) -> None:
     assert not mark.exists()
 
 
-def test_what_dcp_writes_is_read_back_bit_by_bit(tmp_path: Path) -> None:
+def test_a_dcp_checkpoint_is_read_back_bit_by_bit(tmp_path: Path) -> None:
     values = {"weight": torch.randn(3, 5), "half": torch.randn(4).bfloat16(), "betas": (0.9, 0.99), "n": None}
     state_dict_saver.save(values, checkpoint_id=str(tmp_path), no_dist=True)
-    found = {"weight": torch.zeros(3, 5), "half": torch.zeros(4).bfloat16(), "betas": (0.0,), "n": 1}
-    load_distributed(found, tmp_path, no_dist=True)
-    assert torch.equal(found["weight"], values["weight"])
-    assert torch.equal(found["half"], values["half"])
-    assert (found["betas"], found["n"]) == ((0.9, 0.99), None)
+    loaded_tensors = {"weight": torch.zeros(3, 5), "half": torch.zeros(4).bfloat16(), "betas": (0.0,), "n": 1}
+    load_distributed(loaded_tensors, tmp_path, no_dist=True)
+    assert torch.equal(loaded_tensors["weight"], values["weight"])
+    assert torch.equal(loaded_tensors["half"], values["half"])
+    assert (loaded_tensors["betas"], loaded_tensors["n"]) == ((0.9, 0.99), None)
 
 
-def test_a_value_that_would_call_something_is_refused(tmp_path: Path, mark: Path) -> None:
+def test_a_pickled_value_that_would_call_a_function_is_refused(tmp_path: Path, mark: Path) -> None:
     state_dict_saver.save({"lr": Calls(mark)}, checkpoint_id=str(tmp_path / "c"), no_dist=True)
     refused(tmp_path / "c", {"lr": 0.1}, mark)
 
 
-def test_a_map_of_the_tensors_that_would_call_something_is_refused(tmp_path: Path, mark: Path) -> None:
+def test_checkpoint_metadata_that_would_call_a_function_is_refused(tmp_path: Path, mark: Path) -> None:
     state_dict_saver.save({"lr": 0.1}, checkpoint_id=str(tmp_path / "c"), no_dist=True)
     (tmp_path / "c" / ".metadata").write_bytes(pickle.dumps(Calls(mark)))
     refused(tmp_path / "c", {"lr": 0.1}, mark)
 
 
-def test_a_caller_that_would_take_anything_gets_tensors_alone(tmp_path: Path, mark: Path) -> None:
-    """As DeepSpeed calls it. Outside of it, and afterwards, torch.load is as it was."""
+def test_a_load_without_weights_only_is_restricted_to_tensors_inside_the_context(
+    tmp_path: Path, mark: Path
+) -> None:
+    """DeepSpeed loads like this. Outside of the context torch.load is unchanged."""
     torch.save({"state": Calls(mark)}, tmp_path / "states.pt")
     with (
         pytest.raises(UserError, match=r"a file would call posix\.mkdir"),

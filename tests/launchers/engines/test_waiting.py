@@ -1,4 +1,4 @@
-"""The time in collectives, of two real processes over gloo."""
+"""Time in collectives of two real gloo processes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_an_early_rank_waits_in_collectives_and_a_late_one_does_not(tmp_path: Pa
         assert late[name] < 0.3, name
 
 
-def test_time_in_waits_is_counted_per_step_and_only_with_several_ranks(
+def test_wait_time_is_counted_per_step_and_only_with_several_ranks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     torch = pytest.importorskip("torch")

@@ -1,4 +1,4 @@
-"""Held-out losses and sample answers of two models, measured in a process of its own."""
+"""Held-out losses and sample answers of two models, measured in a separate process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from launchers.evaluation.evaluate import (
     EvaluationRequest,
     EvaluationResult,
     ExactMatch,
-    _answers,
+    _generate_answers,
     evaluate,
     load_model,
 )
@@ -37,13 +37,15 @@ from tests.launchers.engines.loop import runs
 
 def rows() -> list[prepared.Row]:
     generator = np.random.default_rng(0)
-    found = []
+    conversations = []
     for length in (30, 7, 12, 7, 25, 3):
         tokens = generator.integers(0, 2000, length).astype(np.int32)
         labels = tokens.copy()
         labels[: length // 2] = prepared.IGNORE
-        found.append(prepared.Row(tokens=tokens, labels=labels, lengths=np.array([length], dtype=np.int32)))
-    return found
+        conversations.append(
+            prepared.Row(tokens=tokens, labels=labels, lengths=np.array([length], dtype=np.int32))
+        )
+    return conversations
 
 
 def hold_out(folder: Path) -> Path:
@@ -62,7 +64,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def finetuned(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The base model with another head."""
+    """The base model with another output head."""
     from safetensors.numpy import load_file, save_file
 
     folder = tmp_path_factory.mktemp("finetuned")
@@ -106,7 +108,7 @@ def request(base: Path, finetuned: Path, data: Path, work: Path) -> EvaluationRe
 
 
 @pytest.mark.slow
-def test_both_models_are_measured_over_all_labels_and_answer(
+def test_both_models_are_evaluated_over_all_labels_and_answer_prompts(
     tmp_path: Path, base: Path, finetuned: Path
 ) -> None:
     result = evaluate(request(base, finetuned, hold_out(tmp_path / "data"), tmp_path / "work"))
@@ -119,8 +121,8 @@ def test_both_models_are_measured_over_all_labels_and_answer(
 
 
 @pytest.mark.slow
-def test_an_adapter_that_can_not_be_merged_is_measured_on_its_base(tmp_path: Path, base: Path) -> None:
-    """A LLaMA-Adapter v2 whose gates are open."""
+def test_an_adapter_that_cannot_be_merged_is_evaluated_on_its_base(tmp_path: Path, base: Path) -> None:
+    """A LLaMA-Adapter v2 with open gates."""
     from transformers import AutoModelForCausalLM
 
     from launchers.engines.loop import adapter_v2
@@ -145,7 +147,7 @@ def test_an_adapter_that_can_not_be_merged_is_measured_on_its_base(tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_an_export_that_does_not_load_is_an_error_for_people(tmp_path: Path, base: Path) -> None:
+def test_an_export_that_does_not_load_is_a_user_error(tmp_path: Path, base: Path) -> None:
     broken = tmp_path / "broken"
     shutil.copytree(base, broken)
     os.truncate(broken / "model.safetensors", 1000)
@@ -153,7 +155,7 @@ def test_an_export_that_does_not_load_is_an_error_for_people(tmp_path: Path, bas
         evaluate(request(base, broken, hold_out(tmp_path / "data"), tmp_path / "work"))
 
 
-def test_an_evaluation_that_takes_too_long_is_ended(tmp_path: Path, base: Path) -> None:
+def test_an_evaluation_that_exceeds_its_time_limit_is_ended(tmp_path: Path, base: Path) -> None:
     short = dataclasses.replace(request(base, base, tmp_path, tmp_path / "work"), timeout_s=0.2)
     with pytest.raises(UserError, match=r"within 0\.2 s"):
         evaluate(short)
@@ -173,10 +175,10 @@ def test_without_held_out_rows_the_export_is_loaded_and_progress_is_printed(
     assert lines[0].startswith("evaluating: loading, after 0:0")
 
 
-def test_request_and_result_go_through_json(tmp_path: Path) -> None:
-    asked = request(tmp_path / "a", tmp_path / "b", tmp_path / "c", tmp_path / "work")
-    path = write_request(tmp_path / "work" / "request.json", asked)
-    assert read_request(EvaluationRequest, path) == asked
+def test_request_and_result_survive_json(tmp_path: Path) -> None:
+    evaluation_request = request(tmp_path / "a", tmp_path / "b", tmp_path / "c", tmp_path / "work")
+    path = write_request(tmp_path / "work" / "request.json", evaluation_request)
+    assert read_request(EvaluationRequest, path) == evaluation_request
     answer = Answer(prompt="p", reference="r", base="b", finetuned="f")
     result = EvaluationResult(
         base=Score(loss=2.0, labels=5, rows=1), finetuned=None, answers=(answer,), device="cpu"
@@ -184,7 +186,7 @@ def test_request_and_result_go_through_json(tmp_path: Path) -> None:
     assert EvaluationResult.from_dict(json.loads(json.dumps(result.to_dict()))) == result
 
 
-def test_the_text_shows_both_losses_and_the_table_the_answers() -> None:
+def test_the_summary_shows_both_losses_and_the_table_shows_answers() -> None:
     result = EvaluationResult(
         base=Score(loss=2.0, labels=5, rows=1),
         finetuned=Score(loss=1.0, labels=5, rows=1),
@@ -203,7 +205,7 @@ def answer(number: int, finetuned: str = "yes") -> Answer:
     )
 
 
-def test_answers_equal_to_the_reference_are_counted_white_space_at_the_ends_apart() -> None:
+def test_answers_equal_to_the_reference_are_counted_ignoring_surrounding_white_space() -> None:
     answers = (answer(1), answer(2, " yes\n"), answer(3, "yes indeed"), answer(4, "Yes"), answer(5, ""))
     result = EvaluationResult(base=None, finetuned=None, answers=answers)
     assert result.exact_match == ExactMatch(answers=5, base=0, finetuned=2)
@@ -211,14 +213,14 @@ def test_answers_equal_to_the_reference_are_counted_white_space_at_the_ends_apar
 
 
 @pytest.mark.parametrize("task", ["pretrain", "dpo", "grpo"])
-def test_answers_are_counted_only_where_there_is_one_right_answer(task: str) -> None:
+def test_answers_are_counted_only_if_there_is_one_right_answer(task: str) -> None:
     result = EvaluationResult(task=task, base=None, finetuned=None, answers=(answer(1),))
     assert result.exact_match is None
     assert "right" not in result.table()
     assert EvaluationResult(base=None, finetuned=None).exact_match is None
 
 
-def test_the_table_has_the_first_answers_and_one_that_is_wrong_if_those_are_right() -> None:
+def test_the_table_has_the_first_answers_and_a_wrong_one_if_the_first_are_right() -> None:
     right = tuple(answer(number) for number in range(1, 6))
     shown = EvaluationResult(base=None, finetuned=None, answers=(*right, answer(6, "no"), answer(7, "no")))
     assert [each.question for each in shown.examples] == ["1?", "2?", "6?"]
@@ -228,10 +230,10 @@ def test_the_table_has_the_first_answers_and_one_that_is_wrong_if_those_are_righ
     assert [each.question for each in early.examples] == ["6?", "1?", "2?"]
 
 
-def test_prompts_of_different_lengths_are_answered_together_as_each_is_alone(base: Path) -> None:
+def test_prompts_of_different_lengths_get_the_same_answers_in_a_batch_as_alone(base: Path) -> None:
     model = load_model(base, base, "cpu", "fp32")
     texts = ["Return", "What does the function json.loads do in Python?", "Open a file", "x " * 200]
     prompts = [{"prompt": text} for text in texts]
     tokenizer = load_tokenizer(base, Settings())
-    together = _answers(model, tokenizer, prompts, 8)
-    assert together == [_answers(model, tokenizer, [prompt], 8)[0] for prompt in prompts]
+    together = _generate_answers(model, tokenizer, prompts, 8)
+    assert together == [_generate_answers(model, tokenizer, [prompt], 8)[0] for prompt in prompts]

@@ -1,4 +1,4 @@
-"""Held-out rows by each task's own measure."""
+"""Evaluation of held-out rows by the measure of each task."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def held_out(folder: Path, task: str) -> Prepared:
 
 
 @pytest.mark.parametrize("task", ["dpo", "orpo", "simpo", "kto", "reward"])
-def test_a_model_beside_itself_prefers_nothing_and_another_one_is_told_apart(
+def test_a_model_compared_with_itself_scores_chance_and_a_changed_model_does_not(
     tmp_path: Path, task: str
 ) -> None:
     kind = "rewards" if task == "reward" else "llama"
@@ -43,7 +43,7 @@ def test_a_model_beside_itself_prefers_nothing_and_another_one_is_told_apart(
     assert sum(each.pairs for each in scorer.calibration) == (ROWS if task == "reward" else 0)
 
 
-def test_fewer_rows_are_scored_where_that_is_asked_for(tmp_path: Path) -> None:
+def test_fewer_rows_are_scored_if_requested(tmp_path: Path) -> None:
     model = causal.load(runs.make_model(tmp_path / "model"), dtype=torch.float32).eval()
     data = held_out(tmp_path / "data", "sft")
     score = scorer_of(Settings(), data, 2).score(model)
@@ -58,7 +58,7 @@ def test_fewer_rows_are_scored_where_that_is_asked_for(tmp_path: Path) -> None:
     assert score.loss == pytest.approx(total / count, rel=1e-5)
 
 
-def test_calibration_counts_how_often_a_sure_model_is_right() -> None:
+def test_calibration_counts_how_often_a_confident_model_is_right() -> None:
     bins = calibrate([4.0, 4.2, -4.1, 0.0, 0.1])
     assert (bins[0].pairs, bins[0].right) == (2, 0.75)  # a tie and a right one
     assert bins[1].confidence > 0.95

@@ -1,4 +1,4 @@
-"""What the untrained model gives to pairs: in parts, by several nodes, and never twice."""
+"""Reference log-probabilities of pairs: computed in parts, by several nodes, and only once."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ BATCH = 32  # pairs that are computed at once to compare with
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> TrainJob:
-    """A DPO run. Its model and data are for reading only."""
+    """A DPO run whose model and data are read only."""
     folder = tmp_path_factory.mktemp("job")
     model = runs.make_model(folder / "model")
     data = runs.make_data(folder / "data", runs.pairs(PAIRS), batch=4, steps=2)
@@ -45,9 +45,9 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> TrainJob:
 
 @pytest.fixture(scope="module")
 def computed(job: TrainJob, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store with the reference of that run, for reading only."""
+    """A store with the reference of that run, read only."""
     folder = tmp_path_factory.mktemp("computed")
-    reference.fetch(job, address(), LocalStorage(folder / "store"), folder / "work")
+    reference.precompute(job, address(), LocalStorage(folder / "store"), folder / "work")
     return folder / "store"
 
 
@@ -59,46 +59,46 @@ def address(node: int = 0, nodes: int = 1) -> NodeAddress:
 
 def expected(job: TrainJob) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
     model = causal.load(job.model_dir, dtype=torch.float32).eval()
-    data, found = Prepared(job.data_dir), []
+    data, logps = Prepared(job.data_dir), []
     for first in range(0, len(data), BATCH):
         batch = collate_pairs([data.row(index) for index in range(first, min(first + BATCH, len(data)))], 0)
         with torch.no_grad():
             answers = answers_of(model(**batch.inputs).logits, batch)
-        found.append(torch.stack([answers.chosen, answers.rejected], dim=1).float().numpy())
-    return np.concatenate(found)
+        logps.append(torch.stack([answers.chosen, answers.rejected], dim=1).float().numpy())
+    return np.concatenate(logps)
 
 
-def test_every_pair_gets_its_figures_and_a_second_run_computes_nothing(
+def test_every_pair_gets_reference_log_probabilities_and_a_second_run_computes_nothing(
     tmp_path: Path, job: TrainJob, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store = LocalStorage(tmp_path / "store")
-    file = reference.fetch(job, address(), store, tmp_path / "first")
+    file = reference.precompute(job, address(), store, tmp_path / "first")
     assert np.load(file) == pytest.approx(expected(job), abs=1e-4)
     assert "reference: 3 of 3 parts" in capsys.readouterr().out
-    again = reference.fetch(job, address(), store, tmp_path / "second")
-    assert np.array_equal(np.load(again), np.load(file))
+    second_reference = reference.precompute(job, address(), store, tmp_path / "second")
+    assert np.array_equal(np.load(second_reference), np.load(file))
     assert "3 of 3 parts are already stored" in capsys.readouterr().out
-    assert not (again.parent / "request-0.json").exists(), "no process was started"
+    assert not (second_reference.parent / "request-0.json").exists(), "no process was started"
 
 
 @pytest.mark.nightly
-def test_another_model_and_other_rows_have_another_reference_in_the_same_work_folder(
+def test_a_different_model_or_dataset_has_its_own_reference_in_the_same_work_folder(
     tmp_path: Path, job: TrainJob, computed: Path
 ) -> None:
     store, work = LocalStorage(shutil.copytree(computed, tmp_path / "store")), tmp_path / "work"
-    first = np.load(reference.fetch(job, address(), store, work))
+    first = np.load(reference.precompute(job, address(), store, work))
     data = runs.make_data(tmp_path / "others", runs.pairs(PAIRS, seed=9), batch=4, steps=2)
     model = runs.make_model(tmp_path / "other", "tied")
     for other in (dataclasses.replace(job, model_dir=model), dataclasses.replace(job, data_dir=data)):
-        assert not np.allclose(first, np.load(reference.fetch(other, address(), store, work)))
+        assert not np.allclose(first, np.load(reference.precompute(other, address(), store, work)))
 
 
-def test_nodes_share_the_parts_and_both_get_all(tmp_path: Path, job: TrainJob) -> None:
+def test_two_nodes_divide_the_parts_and_both_get_all_of_them(tmp_path: Path, job: TrainJob) -> None:
     store = LocalStorage(tmp_path / "store")
     files: dict[int, Path] = {}
 
     def run(node: int) -> None:
-        files[node] = reference.fetch(job, address(node, 2), store, tmp_path / f"node-{node}")
+        files[node] = reference.precompute(job, address(node, 2), store, tmp_path / f"node-{node}")
 
     threads = [threading.Thread(target=run, args=(node,)) for node in (0, 1)]
     for thread in threads:
@@ -112,7 +112,7 @@ def test_nodes_share_the_parts_and_both_get_all(tmp_path: Path, job: TrainJob) -
 
 
 @pytest.mark.nightly
-def test_processes_of_a_node_share_its_parts(
+def test_processes_of_a_node_divide_its_parts(
     tmp_path: Path, job: TrainJob, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store, work = LocalStorage(tmp_path / "store"), tmp_path / "work"
@@ -132,14 +132,14 @@ def test_processes_of_a_node_share_its_parts(
         suffix=".npy",
     )
     options = {"on_cpu": True, "limit_s": 300.0, "processes": 2}
-    files = parts.fetch(of_all, request, address(), store, work, **options)
+    files = parts.compute_all(of_all, request, address(), store, work, **options)
     assert np.concatenate([np.load(file) for file in files]) == pytest.approx(expected(job), abs=1e-4)
     assert "reference: 3 of 3 parts" in capsys.readouterr().out
     shares = [json.loads((work / f"request-{number}.json").read_text())["parts"] for number in (0, 1)]
     assert shares == [[0, 2], [1]]
 
 
-def test_after_kill_9_the_parts_that_are_there_are_not_computed_again(
+def test_finished_parts_are_not_computed_again_after_kill_9(
     tmp_path: Path, job: TrainJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = LocalStorage(tmp_path / "store")
@@ -148,7 +148,7 @@ def test_after_kill_9_the_parts_that_are_there_are_not_computed_again(
 
     def run() -> None:
         try:
-            reference.fetch(job, address(), store, tmp_path / "first")
+            reference.precompute(job, address(), store, tmp_path / "first")
         except RankFailed as error:
             caught.append(error)
 
@@ -161,19 +161,19 @@ def test_after_kill_9_the_parts_that_are_there_are_not_computed_again(
         if "launchers.evaluation.reference" in child.cmdline():
             os.kill(child.pid, signal.SIGKILL)
     running.join(300)
-    kept = len(store.keys("reference"))
-    assert kept >= 1
-    file = reference.fetch(job, address(), store, tmp_path / "second")
+    stored_parts = len(store.keys("reference"))
+    assert stored_parts >= 1
+    file = reference.precompute(job, address(), store, tmp_path / "second")
     assert np.load(file).shape == (PAIRS, 2)
     if caught:  # it was killed before it had done all
         assert "the reference was ended by SIGKILL (9)" in str(caught[0])
         request = (file.parent / "request-0.json").read_text()
-        assert len(json.loads(request)["parts"]) == 3 - kept
+        assert len(json.loads(request)["parts"]) == 3 - stored_parts
 
 
-def test_a_model_that_cant_be_read_is_one_line(tmp_path: Path, job: TrainJob) -> None:
+def test_an_unreadable_model_is_reported_in_one_line(tmp_path: Path, job: TrainJob) -> None:
     model = shutil.copytree(job.model_dir, tmp_path / "model")
     (model / "model.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0nothing!")
     job = dataclasses.replace(job, model_dir=model)
     with pytest.raises(UserError, match="The reference could not be computed"):
-        reference.fetch(job, address(), LocalStorage(tmp_path / "store"), tmp_path / "first")
+        reference.precompute(job, address(), LocalStorage(tmp_path / "store"), tmp_path / "first")

@@ -70,7 +70,7 @@ def make_job(
 
 @dataclass
 class Gang:
-    """Some nodes of one gang, each a process of its own on this machine."""
+    """Nodes of one gang, each a process on this machine."""
 
     folder: Path
     nodes: int = 1
@@ -131,21 +131,21 @@ class Gang:
         return self
 
     def end(self, node: int, within: float = 90.0) -> dict[str, Any]:
-        """How a node's call ended."""
+        """Return how the call of a node ended."""
         self.tasks[node].wait(timeout=within)
         values: dict[str, Any] = json.loads((self.folder / f"order-{node}.end").read_text())
         return values
 
     def pids(self) -> dict[int, list[str]]:
-        """All living processes of the gang, tasks included, with their command lines."""
-        found = {}
+        """Return all living processes of the gang, including tasks, with their command lines."""
+        pids_by_node = {}
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
                 with contextlib.suppress(OSError):
                     if f"{MARK}={self.mark}".encode() in (entry / "environ").read_bytes():
                         command = (entry / "cmdline").read_bytes().decode().split("\0")
-                        found[int(entry.name)] = command
-        return found
+                        pids_by_node[int(entry.name)] = command
+        return pids_by_node
 
     def rank_pid(self, rank: int) -> int:
         folder = self.folder / f"node-{rank // self.processes}"
@@ -153,23 +153,23 @@ class Gang:
 
     def agent_pid(self, node: int) -> int:
         task = self.tasks[node].pid
-        found = [
+        agents = [
             pid
             for pid, command in self.pids().items()
             if "launchers.gang.agent" in command
             and int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) == task
         ]
-        return found[0]
+        return agents[0]
 
     def events(self, node: int) -> list[str]:
         path = self.folder / f"order-{node}.events"
         return path.read_text().splitlines() if path.exists() else []
 
-    def wait_for(self, what: Callable[[], Any], within: float = 90.0) -> None:
+    def wait_for(self, condition: Callable[[], Any], within: float = 90.0) -> None:
         deadline = time.monotonic() + within
         while True:
             with contextlib.suppress(OSError, IndexError, ValueError):
-                if what():
+                if condition():
                     return
             assert time.monotonic() < deadline, self.logs()
             time.sleep(0.05)
@@ -179,10 +179,10 @@ class Gang:
         self.wait_for(lambda: f"step {rank} {step}" in self.events(node))
 
     def gone(self, within: float) -> float:
-        """Seconds until no process of the gang is left; fails after ``within``."""
+        """Return the seconds until no process of the gang is left; fails after ``within``."""
         start = time.monotonic()
-        while left := self.pids():
-            assert time.monotonic() - start < within, left
+        while pids_left := self.pids():
+            assert time.monotonic() - start < within, pids_left
             time.sleep(0.05)
         return time.monotonic() - start
 

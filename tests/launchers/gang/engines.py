@@ -1,4 +1,4 @@
-"""Engines that train nothing, to break a gang in every way. ``settings.engine_options`` has their orders.
+"""Engines without training that break a gang on request, by ``settings.engine_options``.
 
 ``Steps`` also runs whole flows, in tests of what a cluster does to a run (tests.lab.small_engine).
 """
@@ -25,7 +25,7 @@ from launchers.report.telemetry import DistInfo, Phase, Step, Writer
 
 
 class Stepper:
-    """Steps of ``step_s`` seconds; at step ``at``, rank ``rank`` does what ``do`` says."""
+    """Steps of ``step_s`` seconds; at step ``at``, rank ``rank`` does what ``do`` names."""
 
     def unsupported_settings(self, settings: Any) -> str | None:  # noqa: ARG002
         return None
@@ -131,7 +131,7 @@ class Gloo(Stepper):
 
 
 class Steps(Stepper):
-    """What a run on torchtune looks like from outside: it goes on from its checkpoint and leaves a model.
+    """Imitates a torchtune run: it resumes from its checkpoint and exports a model.
 
     The state of each rank is in each checkpoint, so one that arrives wrong or not whole ends the run.
     """

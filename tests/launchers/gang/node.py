@@ -1,4 +1,4 @@
-"""A node's task as a process: ``python -m tests.launchers.gang.node ORDER.json``."""
+"""The task of a node as a process: ``python -m tests.launchers.gang.node ORDER.json``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from launchers.gang.departure import NO_GRACE, Grace
 from launchers.gang.failures import GangFailed
 from launchers.gang.job import TrainJob
 from launchers.gang.node import run_node
-from launchers.report.telemetry import Pace
+from launchers.report.telemetry import StepTiming
 from launchers.store.bundles import LocalStorage
 from launchers.store.checkpoints import CheckpointStore
 
@@ -35,7 +35,7 @@ def main() -> None:
                 getattr(event, "name", event.kind),
                 event.rank,
                 getattr(event, "step", 0),
-                *([event.node, event.in_collectives] if isinstance(event, Pace) else []),
+                *([event.node, event.in_collectives] if isinstance(event, StepTiming) else []),
                 file=events,
             ),
             checkpoints=store or None,

@@ -1,4 +1,4 @@
-"""Lines of torchrun's agent log that are left out."""
+"""Lines of the torchrun agent log that are filtered."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 from launchers.gang import agent
 
 
-def test_only_the_error_of_torchruns_exit_barrier_is_left_out() -> None:
-    """A filter for other words than torch's would let the traceback through."""
+def test_only_the_exit_barrier_error_of_torchrun_is_filtered_from_the_log() -> None:
+    """If torch changes the message, the filter would let its traceback through."""
     for message, relevant in (
         ("Error waiting on exit barrier. Elapsed: %s seconds", False),
         ("Local worker group failed after %s seconds", True),

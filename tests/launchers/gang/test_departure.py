@@ -1,4 +1,4 @@
-"""A node that must leave ends now, or once a checkpoint could be stored."""
+"""A node that must leave ends at once, or after a checkpoint could be stored."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MINUTE = Grace(seconds=60.0, signals=(signal.SIGTERM,))
         pytest.param(Grace(seconds=60.0), True, 1, 0.0, 1, id="another signal"),
     ],
 )
-def test_a_signal_waits_while_a_checkpoint_may_be_stored(
+def test_a_signal_is_deferred_while_a_checkpoint_can_be_stored_within_the_grace_period(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     grace: Grace,
@@ -57,7 +57,7 @@ def test_a_signal_waits_while_a_checkpoint_may_be_stored(
 
 
 @pytest.mark.parametrize(("seconds", "storing_s"), [(10 * ENDING_S, 9 * ENDING_S), (ENDING_S, ENDING_S / 2)])
-def test_the_end_of_a_grace_is_kept_for_the_processes_but_never_more_than_half(
+def test_at_most_half_of_a_grace_period_is_reserved_for_ending_the_processes(
     seconds: float, storing_s: float
 ) -> None:
     assert Grace(seconds=seconds).storing_s == storing_s
@@ -67,7 +67,7 @@ def test_the_end_of_a_grace_is_kept_for_the_processes_but_never_more_than_half(
     ("every", "keeps_result", "exports_only", "evaluates"),
     [(2, True, False, True), (2, False, False, False), (2, True, True, False), (None, True, False, False)],
 )
-def test_held_out_rows_are_measured_only_while_a_model_that_is_kept_is_trained(
+def test_held_out_rows_are_evaluated_only_if_the_trained_model_is_kept(
     tmp_path: Path, every: int | None, keeps_result: bool, exports_only: bool, evaluates: bool
 ) -> None:
     job = dataclasses.replace(make_job(tmp_path), keeps_result=keeps_result, exports_only=exports_only)

@@ -1,4 +1,4 @@
-"""Which failure is shown as the cause, and what is taken for a full disk."""
+"""Selection of the failure shown as the cause, and recognition of a full disk."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def failure(kind: Kind, at: float, *, secondary: bool = False) -> Failure:
     return Failure(kind=kind, node=0, host="a", at=at, message=f"{kind} at {at}", secondary=secondary)
 
 
-def test_the_first_failure_is_the_cause_unless_it_is_known_to_be_a_consequence() -> None:
+def test_the_first_failure_is_the_cause_unless_it_is_marked_as_a_consequence() -> None:
     assert root_cause([failure("rank", 2.0), failure("agent", 1.0)]).kind == "agent"
     assert root_cause([failure("rank", 1.0, secondary=True), failure("node", 2.0)]).kind == "node"
 
@@ -29,7 +29,7 @@ def test_a_users_error_is_shown_before_its_consequences_on_other_nodes() -> None
     assert root_cause([failure("rank", 1.0), failure("user", 2.0)]).kind == "user"
 
 
-def test_a_failure_that_shows_the_end_of_a_log_ends_with_the_cause() -> None:
+def test_a_failure_message_with_the_tail_of_a_log_ends_with_the_cause() -> None:
     killed = replace(failure("rank", 1.0), traceback="The end of its log:\nstep 3\nstep 4\n")
     assert str(killed.error()).splitlines()[-1] == "rank at 1.0"
     raised = replace(failure("rank", 1.0), traceback="Traceback (most recent call last):\nValueError: x\n")

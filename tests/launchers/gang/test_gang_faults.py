@@ -29,11 +29,11 @@ KILLS = [
 
 
 def ends(gang: Gang, *nodes: int, within: float = END_S) -> list[dict[str, Any]]:
-    """How these nodes end, all within the limit from now; then no process is left."""
+    """Return how these nodes end, all within the limit; no process may be left."""
     deadline = time.monotonic() + within
-    found = [gang.end(node, within=max(0.1, deadline - time.monotonic())) for node in nodes]
+    ends_of_nodes = [gang.end(node, within=max(0.1, deadline - time.monotonic())) for node in nodes]
     gang.gone(within=60)
-    return found
+    return ends_of_nodes
 
 
 def test_a_rank_that_raises_is_the_error_on_every_node_with_its_traceback(gang: NewGang) -> None:
@@ -93,7 +93,7 @@ def test_kill_9_of_an_agent_or_a_task_ends_all_nodes(gang: NewGang, who: str, mo
 
 
 @pytest.mark.slow
-def test_after_a_node_must_leave_during_a_checkpoint_all_nodes_write_another(
+def test_a_node_that_must_leave_during_a_checkpoint_makes_all_nodes_write_another(
     gang: NewGang,
 ) -> None:
     orders = {"steps": 500, "every": 4, "step_s": 0.3, "checkpoint_s": 0.5}
@@ -111,7 +111,7 @@ def test_after_a_node_must_leave_during_a_checkpoint_all_nodes_write_another(
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=SLOW_NIGHTLY)])
-def test_a_task_that_receives_a_signal_ends_its_processes_and_the_other_nodes(
+def test_a_signal_to_a_task_ends_its_processes_and_the_other_nodes(
     gang: NewGang, how: signal.Signals
 ) -> None:
     two = gang(nodes=2, orders={**LONG, "child": True}).start_all()
@@ -147,7 +147,7 @@ def test_a_checkpoint_that_all_nodes_have_finished_is_kept_although_the_run_fail
 
 
 @pytest.mark.slow
-def test_a_task_whose_scheduler_was_killed_ends_its_node_and_the_others(gang: NewGang) -> None:
+def test_a_task_whose_scheduler_was_killed_ends_its_node_and_all_other_nodes(gang: NewGang) -> None:
     two = gang(nodes=2, orders={**LONG, "child": True})
     two.start(0)
     scheduler = two.start(1, through=("sh", "-c", '"$@" & wait', "sh"))

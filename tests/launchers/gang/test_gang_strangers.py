@@ -1,4 +1,4 @@
-"""A run of two nodes among strangers ends as if nobody had called; who comes back is told why not."""
+"""Runs of two nodes while unknown clients connect, and a rejoining node that is refused."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ FAILED = b'{"kind":"failed","failure":' + FAILURE + b"}"
 
 
 @pytest.mark.slow
-def test_a_run_ends_normally_although_strangers_connect(gang: NewGang) -> None:
+def test_a_run_ends_normally_if_unknown_clients_connect(gang: NewGang) -> None:
     two = gang(nodes=2, orders={"steps": 20, "every": 5}, store=True)
     forged = [
         greets(RUN, "", CLAIM, FAILED),  # the run's name alone, which is to be read in ps
-        greets(RUN, "guessed", CLAIM, b'{"kind":"part","step":5}'),
+        greets(RUN, "guessed", CLAIM, b'{"kind":"part_stored","step":5}'),
         greets(RUN, "guessed", CLAIM, b'{"kind":"done"}'),
     ]
     with storm(two.ports, [*common(), *forged]) as tried:
@@ -36,10 +36,10 @@ def test_a_run_ends_normally_although_strangers_connect(gang: NewGang) -> None:
         time.sleep(2)  # the strangers are there first
         begin = time.monotonic()
         two.start(1)
-        found = [two.end(node, within=120) for node in (0, 1)]
+        ends_of_nodes = [two.end(node, within=120) for node in (0, 1)]
         seconds = time.monotonic() - begin
         assert tried() > 300
-    assert [end.get("error") for end in found] == [None, None], two.logs()
+    assert [end.get("error") for end in ends_of_nodes] == [None, None], two.logs()
     latest = CheckpointStore(LocalStorage(two.folder / "store"), "run/train").latest()
     assert latest is not None
     assert latest.step == 20
@@ -50,7 +50,7 @@ def test_a_run_ends_normally_although_strangers_connect(gang: NewGang) -> None:
 
 
 @pytest.mark.slow
-def test_a_member_that_is_cut_off_is_lost_and_a_second_one_is_refused(
+def test_a_disconnected_node_is_reported_lost_and_a_second_node_of_its_number_is_refused(
     gang: NewGang,
 ) -> None:
     two = gang(nodes=2, orders={"steps": 3000})
@@ -60,7 +60,7 @@ def test_a_member_that_is_cut_off_is_lost_and_a_second_one_is_refused(
         two.ports = [port]
         two.start(1)
         two.wait_for_step(3, rank=1)
-        again = Member(
+        rejoining = Member(
             NodeAddress(
                 node=1,
                 nodes=2,
@@ -73,7 +73,7 @@ def test_a_member_that_is_cut_off_is_lost_and_a_second_one_is_refused(
             Timeouts(),
         )
         with pytest.raises(UserError) as caught:
-            again.join()
+            rejoining.join()
         assert str(caught.value) == "Node 0 refused this node: node 1 of 2 is not expected (any more)."
         two.wait_for_step(8, rank=1)  # the run goes on
         begin = time.monotonic()

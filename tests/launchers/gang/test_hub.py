@@ -1,4 +1,4 @@
-"""The control channel on its own, without ranks."""
+"""The control channel alone, without ranks."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def failure(message: str, *, secondary: bool = False, node: int = 0, at: float =
 
 
 def outcome(call: Callable[[], object]) -> object:
-    """What a call returns or raises."""
+    """Return the result or the exception of a call."""
     try:
         return call()
     except Exception as error:  # noqa: BLE001 the test looks at it
@@ -50,7 +50,7 @@ def outcome(call: Callable[[], object]) -> object:
 
 
 def joined(main: Hub, member: Member) -> list[object]:
-    """Outcomes of both nodes' join."""
+    """Return the outcomes of joining of both nodes."""
     with ThreadPoolExecutor() as pool:
         return list(pool.map(outcome, (main.join, member.join)))
 
@@ -60,12 +60,12 @@ def port() -> int:
     return unused_port()
 
 
-def test_a_hub_that_is_closed_gives_its_port_back_at_once(port: int) -> None:
+def test_a_closed_hub_releases_its_port_at_once(port: int) -> None:
     for _ in range(2):  # the second is refused where the first one's thread still listens
         Hub(_address(port), Timeouts()).close()
 
 
-def test_a_joining_node_restarts_the_wait_and_missing_nodes_are_named(
+def test_a_joining_node_restarts_the_join_timeout_and_missing_nodes_are_named(
     port: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(hub, "_LOG_INTERVAL_S", 0.5)
@@ -105,7 +105,7 @@ def test_nodes_that_restored_different_checkpoints_do_not_train(port: int) -> No
             assert "would resume from step 20, node 0 from step 10" in str(error)
 
 
-def test_a_node_that_is_lost_while_another_is_awaited_ends_the_wait(port: int) -> None:
+def test_a_node_lost_while_others_have_not_joined_ends_the_wait(port: int) -> None:
     main, member = Hub(_address(port, nodes=3), QUICK), Member(_address(port, 1, 3), QUICK)
     with contextlib.closing(main), ThreadPoolExecutor() as pool:
         waiting = [pool.submit(outcome, node.join) for node in (main, member)]
@@ -120,7 +120,7 @@ def test_a_node_that_is_lost_while_another_is_awaited_ends_the_wait(port: int) -
 
 
 def within(control: Control, seconds: float = 10.0) -> Failure | None:
-    """The failure of the verdict, once there is one."""
+    """Wait for the verdict and return its failure."""
     deadline = time.monotonic() + seconds
     while (verdict := control.verdict()) is None:
         assert time.monotonic() < deadline
@@ -128,7 +128,7 @@ def within(control: Control, seconds: float = 10.0) -> Failure | None:
     return verdict.failure
 
 
-def test_all_nodes_have_one_verdict_and_a_cause_wins_over_its_consequences(port: int) -> None:
+def test_all_nodes_receive_one_verdict_that_prefers_the_cause_over_consequences(port: int) -> None:
     main, member = Hub(_address(port), QUICK), Member(_address(port, 1), QUICK)
     with contextlib.closing(main), contextlib.closing(member):
         ports = joined(main, member)
@@ -140,13 +140,13 @@ def test_all_nodes_have_one_verdict_and_a_cause_wins_over_its_consequences(port:
         assert main.verdict() is None, "a consequence waits twice as long for its cause"
         member.report(Failed(failure=failure("the cause", node=1, at=2.0)))
         for node in (main, member):
-            found = within(node)
-            assert found is not None
-            assert found.message == "the cause"
+            verdict = within(node)
+            assert verdict is not None
+            assert verdict.message == "the cause"
         assert time.monotonic() - begin < QUICK.lost_after
 
 
-def test_success_needs_all_nodes_and_node_0_is_the_last(port: int) -> None:
+def test_a_run_succeeds_only_if_all_nodes_are_done_and_node_0_is_the_last(port: int) -> None:
     main, member = Hub(_address(port), QUICK), Member(_address(port, 1), QUICK)
     with contextlib.closing(main), contextlib.closing(member):
         joined(main, member)
@@ -165,7 +165,7 @@ def test_success_needs_all_nodes_and_node_0_is_the_last(port: int) -> None:
         assert within(main) is within(member) is None
 
 
-def test_a_failure_of_a_single_node_is_decided_at_once_and_a_consequence_is_not() -> None:
+def test_a_failure_of_a_single_node_is_reported_at_once_unless_it_is_a_consequence() -> None:
     alone = dataclasses.replace(_address(0), nodes=1)
     for secondary in (False, True):
         main = Hub(alone, Timeouts(settle=60.0))
@@ -174,19 +174,19 @@ def test_a_failure_of_a_single_node_is_decided_at_once_and_a_consequence_is_not(
         main.close()
 
 
-def test_a_member_without_node_0_decides_by_its_own_failures(port: int) -> None:
+def test_a_node_that_lost_node_0_reports_the_broken_connection(port: int) -> None:
     main, member = Hub(_address(port), QUICK), Member(_address(port, 1), QUICK)
     joined(main, member)
     for peer in main._server.peers().values():
         peer.connection._socket.shutdown(socket.SHUT_RDWR)
     with contextlib.closing(main), contextlib.closing(member):
-        found = within(member)
-        assert found is not None
-        assert (found.kind, found.node) == ("node", 0)
-        assert "connection broke without a goodbye" in found.message
+        verdict = within(member)
+        assert verdict is not None
+        assert (verdict.kind, verdict.node) == ("node", 0)
+        assert "connection broke without a goodbye" in verdict.message
 
 
-def test_torchs_store_on_a_cluster_takes_only_ports_that_the_network_policy_opens() -> None:
+def test_the_torch_store_on_a_cluster_uses_only_ports_opened_by_the_network_policy() -> None:
     on_cluster = dataclasses.replace(_address(0), ports=CLUSTER_PORTS)
     assert {hub.free_port(on_cluster) for _ in range(50)} <= set(STORE_PORTS)
     assert 20_000 <= hub.free_port(_address(29_400)) < 32_000
@@ -197,7 +197,10 @@ def test_torchs_store_on_a_cluster_takes_only_ports_that_the_network_policy_open
             hub.free_port(on_cluster)
 
 
-@pytest.mark.parametrize(("count", "more"), [(8, ""), (9, "1"), (20, "12")])
-def test_of_many_nodes_the_first_eight_are_named_and_the_rest_counted(count: int, more: str) -> None:
-    named, _, rest = some(list(range(count))).partition(" and ")
-    assert (named.split(", "), rest.partition(" ")[0]) == ([str(node) for node in range(8)], more)
+@pytest.mark.parametrize(("count", "omitted_text"), [(8, ""), (9, "1"), (20, "12")])
+def test_the_first_eight_of_many_nodes_are_named_and_the_rest_counted(count: int, omitted_text: str) -> None:
+    named, _, names_after = some(list(range(count))).partition(" and ")
+    assert (named.split(", "), names_after.partition(" ")[0]) == (
+        [str(node) for node in range(8)],
+        omitted_text,
+    )

@@ -1,4 +1,4 @@
-"""All ranks write a checkpoint after the same step, though they are told between any two of them."""
+"""All ranks write a checkpoint after the same step, although they are notified between different steps."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ def rank(number: int) -> RankEnv:
     return RankEnv(rank=number, local_rank=number, world_size=2, local_world_size=2, node=0)
 
 
-def test_a_rank_that_is_not_asked_to_stop_writes_every_few_steps_but_not_at_the_end(tmp_path: Path) -> None:
+def test_a_rank_without_a_stop_request_writes_checkpoints_at_its_interval_only(tmp_path: Path) -> None:
     cadence = Cadence(make_job(tmp_path, steps=12, every=4), rank(0))
     assert [step for step in range(1, 13) if cadence.writes_after(step)] == [4, 8]
     cadence.finish(4)
 
 
-def test_a_rank_waits_for_the_final_step_and_continues_to_it(tmp_path: Path) -> None:
+def test_a_rank_waits_for_the_final_step_number_and_trains_until_it(tmp_path: Path) -> None:
     job = make_job(tmp_path, steps=12, every=0)
-    cadence, due = Cadence(job, rank(1)), list[int]()
+    cadence, expected_steps = Cadence(job, rank(1)), list[int]()
     write_atomically(folder_of(tmp_path) / "asked", "node 0 has to go")
     steps = threading.Thread(
-        target=lambda: due.extend(step for step in (5, 6, 7) if cadence.writes_after(step))
+        target=lambda: expected_steps.extend(step for step in (5, 6, 7) if cadence.writes_after(step))
     )
     steps.start()
     steps.join(0.2)
@@ -41,10 +41,12 @@ def test_a_rank_waits_for_the_final_step_and_continues_to_it(tmp_path: Path) -> 
     assert (folder_of(tmp_path) / "rank-00001.json").read_text() == "5"
     write_atomically(folder_of(tmp_path) / "step", "7")
     steps.join(10)
-    assert due == [7]
+    assert expected_steps == [7]
 
 
-def test_without_a_final_step_a_rank_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_continues_if_no_final_step_is_decided(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(leaving, "DECISION_S", 0.05)
     cadence = Cadence(make_job(tmp_path, steps=12, every=6), rank(0))
     write_atomically(folder_of(tmp_path) / "asked", "node 0 has to go")
@@ -52,7 +54,7 @@ def test_without_a_final_step_a_rank_continues(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize(("all_ranks", "last"), [(True, 5), (False, 6)])
-def test_the_final_step_is_one_that_no_rank_can_have_passed(all_ranks: bool, last: int) -> None:
+def test_the_final_step_is_a_step_that_no_rank_has_passed(all_ranks: bool, last: int) -> None:
     hub = Hub(ALONE, Timeouts(settle=0.05))
     assert hub.last_step() is None
     hub.report(Stopped(step=5, all=all_ranks))

@@ -1,4 +1,4 @@
-"""Gangs that end well."""
+"""Gangs that finish without faults."""
 
 from __future__ import annotations
 
@@ -15,10 +15,8 @@ from tests.launchers.gang.conftest import Gang
 NewGang = Callable[..., Gang]
 
 
-def test_two_nodes_with_two_ranks_each_run_to_their_end(
-    gang: NewGang, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They store checkpoints as one unit, node 0 has the pace of all, and no process is left."""
+def test_two_nodes_with_two_ranks_each_finish(gang: NewGang, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checkpoints are stored as one unit, node 0 has the speed of all ranks, and no process is left."""
     monkeypatch.setenv(NAME, "max_split_size_mb:64")
     in_collectives = (0.5, 0.25, 0.125, 0.0)
     orders = {"steps": 6, "every": 2, "step_s": 0.3, "in_collectives": in_collectives, "child": True}
@@ -36,13 +34,13 @@ def test_two_nodes_with_two_ranks_each_run_to_their_end(
         *(f"state-{rank}.bin" for rank in range(4)),
     ]
     assert not list(two.folder.glob("node-*/checkpoints/*")), "stored folders are removed"
-    paces = [[line for line in two.events(node) if line.startswith("pace")] for node in (0, 1)]
+    timings = [[line for line in two.events(node) if line.startswith("timing")] for node in (0, 1)]
     expected = [
-        f"pace {rank} {step} {rank // 2} {seconds}"
+        f"timing {rank} {step} {rank // 2} {seconds}"
         for step in range(1, 7)
         for rank, seconds in enumerate(in_collectives)
     ]
-    assert [sorted(paces[0]), paces[1]] == [sorted(expected), []]
+    assert [sorted(timings[0]), timings[1]] == [sorted(expected), []]
     assert [line for line in two.events(1) if line.startswith("step 2")] == [
         f"step 2 {step}" for step in range(1, 7)
     ]
@@ -52,7 +50,7 @@ def test_two_nodes_with_two_ranks_each_run_to_their_end(
 
 
 @pytest.mark.slow
-def test_the_cause_is_shown_and_not_the_broken_collective_of_its_peer(gang: NewGang) -> None:
+def test_an_error_of_a_rank_is_shown_instead_of_the_broken_collective_of_its_peer(gang: NewGang) -> None:
     two = gang(nodes=2, engine="Gloo", orders={"do": "raise", "at": 1, "ranks": [1]}).start_all()
     for node in (0, 1):
         end = two.end(node, within=240)

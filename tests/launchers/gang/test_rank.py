@@ -1,4 +1,4 @@
-"""What a rank says of its steps, and when it stops."""
+"""Step reports of a rank, and when it stops."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from launchers.report.telemetry import Follower, Step
 
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf")])
-def test_a_loss_that_is_no_number_ends_the_run_after_it_is_reported(tmp_path: Path, loss: float) -> None:
+def test_a_nan_loss_is_reported_and_then_ends_the_run(tmp_path: Path, loss: float) -> None:
     reporter = RankReporter(tmp_path, RankEnv.read())
 
     def report(step: int, loss: float | None) -> None:

@@ -1,4 +1,4 @@
-"""Checkpoint folders on their way to the store, without ranks."""
+"""Uploads of checkpoint folders to the store, without ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.launchers.gang.test_leaving import ALONE
 
 
 def write(job: TrainJob, step: int, ranks: int = 2) -> Path:
-    """A checkpoint that this many ranks have finished."""
+    """Write a checkpoint finished by this many ranks."""
     folder = job.checkpoints_dir / f"step-{step}"
     folder.mkdir(parents=True)
     for rank in range(ranks):
@@ -28,7 +28,7 @@ def write(job: TrainJob, step: int, ranks: int = 2) -> Path:
 
 
 def upload(job: TrainJob, store: CheckpointStore | None) -> Uploads:
-    """Upload what there is, commits included."""
+    """Upload all finished parts, including commits."""
     hub = Hub(ALONE, Timeouts())
     uploads = Uploads(job, 0, store, hub)
     deadline, polls = time.monotonic() + 20, 0
@@ -52,7 +52,9 @@ def test_finished_checkpoints_are_stored_and_committed_and_then_removed(tmp_path
 
 
 @pytest.mark.parametrize("inside", [".", "model"])
-def test_the_checkpoint_that_a_run_resumes_from_is_left_alone(tmp_path: Path, inside: str) -> None:
+def test_the_checkpoint_that_a_run_resumes_from_is_neither_stored_nor_removed(
+    tmp_path: Path, inside: str
+) -> None:
     job, store = make_job(tmp_path, processes=2), CheckpointStore(LocalStorage(tmp_path / "store"), "run")
     folder = write(job, 2)
     uploads = upload(dataclasses.replace(job, resume_dir=folder / inside), store)
@@ -61,7 +63,7 @@ def test_the_checkpoint_that_a_run_resumes_from_is_left_alone(tmp_path: Path, in
     assert folder.exists()
 
 
-def test_without_a_store_the_newest_checkpoints_stay(tmp_path: Path) -> None:
+def test_the_newest_checkpoints_stay_on_disk_without_a_store(tmp_path: Path) -> None:
     job = make_job(tmp_path, processes=2)
     folders = [write(job, step) for step in range(1, 6)]
     upload(job, None)

@@ -1,4 +1,4 @@
-"""Failures of a node's ranks, as its task finds them in files and exit statuses."""
+"""Failures of ranks as recognized by the task of their node from files and exit statuses."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GONE = 2**22 + 1  # above the kernel's largest process id
 
 
 class Ranks:
-    """Two ranks of node 0 in a work folder, and an agent whose status the test sets."""
+    """Two ranks of node 0 in a work folder, and an agent with a simulated status."""
 
     def __init__(self, folder: Path, **orders: Any) -> None:
         self.folder, self.agent = folder, SimpleNamespace(code=None)
@@ -52,7 +52,7 @@ class Ranks:
 
 @pytest.fixture
 def living() -> Any:
-    """Process id of a process that runs."""
+    """The id of a running process."""
     with subprocess.Popen(["sleep", "600"]) as process:
         yield process.pid
         process.kill()
@@ -60,7 +60,7 @@ def living() -> Any:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """A monotonic clock that the test sets."""
+    """A simulated monotonic clock."""
     now = [1000.0]
     names = {name: getattr(time, name) for name in ("time", "strftime", "localtime")}
     monkeypatch.setattr(watch, "time", SimpleNamespace(monotonic=lambda: now[0], **names))
@@ -68,7 +68,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    ("code", "kills", "words"),
+    ("code", "kills", "expected"),
     [
         (3, 0, "ended with exit code 3 before the end of training"),
         (-11, 0, "was ended by SIGSEGV (11)"),
@@ -77,8 +77,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         (-99, 0, "was ended by signal 99"),
     ],
 )
-def test_a_dead_rank_is_described_by_its_exit_status_once(
-    tmp_path: Path, living: int, monkeypatch: pytest.MonkeyPatch, code: int, kills: int, words: str
+def test_a_dead_rank_is_reported_once_with_its_exit_status(
+    tmp_path: Path, living: int, monkeypatch: pytest.MonkeyPatch, code: int, kills: int, expected: str
 ) -> None:
     monkeypatch.setattr(watch, "oom_kills", lambda: 0)
     ranks = Ranks(tmp_path)
@@ -88,11 +88,11 @@ def test_a_dead_rank_is_described_by_its_exit_status_once(
     ranks.log(f"failed (exitcode: {code}) local_rank: 1 (pid: {GONE}) of binary")
     [failure] = ranks.failures()
     assert (failure.rank, failure.secondary, failure.out_of_memory) == (1, False, bool(kills))
-    assert failure.message.endswith(words)
+    assert failure.message.endswith(expected)
     assert ranks.failures() == []
 
 
-def test_without_an_exit_status_a_dead_rank_is_reported_after_a_while(
+def test_a_dead_rank_without_an_exit_status_is_reported_after_a_delay(
     tmp_path: Path, living: int, clock: list[float]
 ) -> None:
     ranks = Ranks(tmp_path)
@@ -106,7 +106,7 @@ def test_without_an_exit_status_a_dead_rank_is_reported_after_a_while(
     assert failure.message.endswith("ended without an exit code")
 
 
-def test_ranks_that_torchrun_ended_after_the_first_are_consequences(tmp_path: Path) -> None:
+def test_ranks_ended_by_torchrun_after_the_first_failure_are_consequences(tmp_path: Path) -> None:
     ranks = Ranks(tmp_path)
     ranks.start(GONE, GONE + 1)
     ranks.log(f"exitcode  : -15 (pid: {GONE})\nexitcode  : -9 (pid: {GONE + 1})")
@@ -114,7 +114,7 @@ def test_ranks_that_torchrun_ended_after_the_first_are_consequences(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("code", "log", "words"),
+    ("code", "log", "expected"),
     [
         (-9, "", "the agent of node 0 on"),
         (0, "", "ended before its ranks had trained to the end"),
@@ -122,16 +122,18 @@ def test_ranks_that_torchrun_ended_after_the_first_are_consequences(tmp_path: Pa
         (1, "(exitcode: 7) local_rank: 1 (pid: 5)", "rank 1 on"),
     ],
 )
-def test_an_agent_that_ended_too_early_is_a_failure(tmp_path: Path, code: int, log: str, words: str) -> None:
+def test_an_agent_that_ended_too_early_is_a_failure(
+    tmp_path: Path, code: int, log: str, expected: str
+) -> None:
     ranks = Ranks(tmp_path)
     ranks.log(log)
     ranks.agent.code = code
     [failure] = ranks.failures()
-    assert words in failure.message
+    assert expected in failure.message
     assert (failure.kind == "agent") == ("local_rank" not in log)
 
 
-def test_a_ranks_own_error_is_reported_with_its_kind(tmp_path: Path) -> None:
+def test_an_error_raised_by_a_rank_is_reported_with_its_kind(tmp_path: Path) -> None:
     ranks = Ranks(tmp_path)
     write_error(tmp_path / "errors", 0, UserError("Line 7 is broken.", "Repair it."))
     write_error(tmp_path / "errors", 1, RuntimeError("Connection closed by peer"))
@@ -140,7 +142,7 @@ def test_a_ranks_own_error_is_reported_with_its_kind(tmp_path: Path) -> None:
     assert (second.kind, second.secondary) == ("rank", True)
 
 
-def test_a_silent_rank_hangs_after_its_time_limit_which_is_longer_in_long_phases(
+def test_a_silent_rank_counts_as_hanging_after_the_time_limit_of_its_phase(
     tmp_path: Path, living: int, clock: list[float]
 ) -> None:
     ranks = Ranks(tmp_path, hang_timeout_s=10)
@@ -173,7 +175,7 @@ def test_a_rank_that_does_not_start_within_the_time_limit_is_reported(
     assert failure.message.endswith("did not start within 60 s")
 
 
-def test_ranks_are_finished_when_all_have_trained_and_their_processes_have_ended(
+def test_ranks_are_finished_after_training_when_their_processes_have_ended(
     tmp_path: Path, living: int, clock: list[float]
 ) -> None:
     ranks = Ranks(tmp_path)

@@ -1,4 +1,4 @@
-"""A task of one's own on rows of tests.conftest.write_sums."""
+"""A custom harness task on rows of tests.conftest.write_sums."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ metric_list:
 
 
 def write_task(folder: Path, text: str = SUMS, name: str = "sums.yaml") -> Path:
-    """The task's file; its rows are sums.jsonl beside it."""
+    """Write the file of the task; its rows are in sums.jsonl next to it."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / name).write_text(text)
     return folder / name

@@ -1,4 +1,4 @@
-"""Base and result are scored by lm-evaluation-harness itself, on a task of one's own, without a network."""
+"""Base and fine-tuned model are scored by lm-evaluation-harness on a custom task, without a network."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ needs_harness = pytest.mark.skipif(not HAS_HARNESS, reason=NO_HARNESS)
 
 @pytest.fixture(scope="module")
 def scored(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
-    """A base that likes capitals, scored beside one that likes none; the second of them is an adapter."""
+    """Scores of a base that prefers capitals and of an adapter that does not."""
     folder = tmp_path_factory.mktemp("harness")
     base = tiny_llama.make(folder / "base")
     write_sums(folder / "sums.jsonl")
@@ -52,9 +52,9 @@ def scored(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     request = run.HarnessRequest(
         settings=settings, work_dir=folder / "work", models={"base": base, "finetuned": folder / "adapter"}
     )
-    kept: list[str] = []
-    result = run.run_tasks(request, lambda file: kept.append(file.name))
-    return SimpleNamespace(request=request, result=result, kept=kept, network=network, base=base)
+    stored_scores: list[str] = []
+    result = run.run_tasks(request, lambda file: stored_scores.append(file.name))
+    return SimpleNamespace(request=request, result=result, kept=stored_scores, network=network, base=base)
 
 
 @pytest.mark.slow
@@ -71,7 +71,7 @@ def test_scores_of_both_models_equal_those_computed_directly(scored: SimpleNames
 
 
 def _share_right(network: torch.nn.Module, scored: SimpleNamespace) -> float:
-    """How often the right answer is likelier than the one in capitals, by the sum of log-probabilities."""
+    """Return how often the right answer is more likely than the one in capitals, by log-probability."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(scored.base)
@@ -81,26 +81,28 @@ def _share_right(network: torch.nn.Module, scored: SimpleNamespace) -> float:
         likely = []
         for answer in (row["output"], row["output"].upper()):
             prompt = f"{row['instruction']}\n{row['input']}\n"
-            whole = tokenizer(prompt + " " + answer)["input_ids"]
+            full_ids = tokenizer(prompt + " " + answer)["input_ids"]
             begin = len(tokenizer(prompt.rstrip())["input_ids"])
-            ids = torch.tensor([whole])
+            ids = torch.tensor([full_ids])
             with torch.no_grad():
                 logs = network.eval()(input_ids=ids).logits.log_softmax(-1)[0, :-1]
-            likely.append(logs[range(begin - 1, len(whole) - 1), whole[begin:]].sum().item())
+            likely.append(logs[range(begin - 1, len(full_ids) - 1), full_ids[begin:]].sum().item())
         right += likely[0] > likely[1]
     return right / ROWS
 
 
 @pytest.mark.slow
 @needs_harness
-def test_a_scored_model_is_not_scored_again(scored: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_with_stored_scores_is_not_scored_again(
+    scored: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(run, "started", None)
     assert run.run_tasks(scored.request) == scored.result
 
 
 @pytest.mark.slow
 @needs_harness
-def test_a_task_whose_rows_lack_what_it_asks_for_is_refused_before_a_model_is_loaded(
+def test_a_task_whose_rows_lack_its_columns_is_refused_before_a_model_is_loaded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_sums(tmp_path / "sums.jsonl")
@@ -111,7 +113,9 @@ def test_a_task_whose_rows_lack_what_it_asks_for_is_refused_before_a_model_is_lo
     assert processes.marked_pids("none") == []
 
 
-def test_nothing_is_tried_where_no_task_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_harness_task_is_checked_if_none_is_configured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tasks, "check", None)
     run.try_tasks(build({}), tmp_path)
 
@@ -127,7 +131,7 @@ class Hanging:
         raise subprocess.TimeoutExpired("harness", timeout)
 
 
-def test_a_run_ends_at_its_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_harness_run_ends_at_its_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
     monkeypatch.setattr(run, "started", lambda *_, **__: contextlib.nullcontext(Hanging(clock)))
     monkeypatch.setattr(run.time, "monotonic", lambda: clock[0])
@@ -138,7 +142,7 @@ def test_a_run_ends_at_its_time_limit(tmp_path: Path, monkeypatch: pytest.Monkey
     assert clock[0] == 150
 
 
-def test_scores_are_those_of_metrics_with_a_filter_and_their_standard_errors() -> None:
+def test_scores_have_the_metric_of_the_filter_and_its_standard_error() -> None:
     values = {
         "alias": "sums",
         "acc,none": 0.5,

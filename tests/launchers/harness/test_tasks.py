@@ -1,4 +1,4 @@
-"""What cannot be scored is said before a run, in two lines; what can travels with all that it needs."""
+"""Unusable harness tasks are refused before a run in two lines; usable ones are packaged with their files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.launchers.harness.files import SUMS, write_task
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         ("task: [", "cannot be used"),
         ("- a\n- b\n", "no `key: value` lines"),
@@ -25,16 +25,16 @@ from tests.launchers.harness.files import SUMS, write_task
         ("include: sums.yaml\ntask: sums\n", "which includes it"),
     ],
 )
-def test_a_file_that_is_no_task_is_refused(tmp_path: Path, text: str, said: str) -> None:
+def test_a_file_that_is_not_a_task_is_refused(tmp_path: Path, text: str, expected: str) -> None:
     write_sums(tmp_path / "sums.jsonl")
     file = write_task(tmp_path, text)
-    with pytest.raises(UserError, match=said) as error:
+    with pytest.raises(UserError, match=expected) as error:
         tasks.check(build({"harness": {"tasks": [str(file)]}}))
     assert len(str(error.value).splitlines()) == 2
 
 
 @pytest.mark.parametrize("name", ["none.yaml", "some/folder"])
-def test_a_file_that_is_not_there_is_no_name_of_the_harness(name: str) -> None:
+def test_a_missing_task_file_is_not_taken_for_a_task_name(name: str) -> None:
     with pytest.raises(UserError, match=f"no file or folder {name}"):
         tasks.check(build({"harness": {"tasks": name}}))
 
@@ -61,7 +61,7 @@ def test_a_task_is_packaged_with_its_includes_data_and_functions(tmp_path: Path)
     assert set(tasks.portable(str(tmp_path))) == expected
 
 
-def test_what_lies_elsewhere_does_not_travel(tmp_path: Path) -> None:
+def test_a_task_with_data_outside_its_folder_cannot_be_sent_to_another_machine(tmp_path: Path) -> None:
     data = write_sums(tmp_path / "sums.jsonl")
     file = write_task(tmp_path / "tasks", SUMS.replace("sums.jsonl", str(data)))
     tasks.check(build({"harness": {"tasks": [str(file)]}}))
@@ -69,7 +69,7 @@ def test_what_lies_elsewhere_does_not_travel(tmp_path: Path) -> None:
         tasks.portable(str(file))
 
 
-def test_without_the_extra_a_run_here_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_local_run_is_refused_without_the_harness_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tasks, "PACKAGE", "no_such_package")
     with pytest.raises(UserError, match=r"pip install -e '.\[eval\]'"):
         tasks.check_installed(build({"harness": {"tasks": ["hellaswag"]}}))

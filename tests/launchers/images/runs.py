@@ -1,4 +1,4 @@
-"""Small jobs that train a UNet on drawn shapes, on CPUs, each rank a process."""
+"""Small jobs that train a UNet on drawn shapes, on CPUs, one process per rank."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TASK: dict[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prepared:
-    """A pipeline, and images that are laid out for training; what is computed of them is kept beside."""
+    """A pipeline and prepared images; precomputed latents are stored next to them."""
 
     folder: Path
     model: Path
@@ -37,7 +37,7 @@ class Prepared:
     steps: int
 
     def job(self, name: str, **options: Any) -> TrainJob:
-        """A job of the FSDP2 engine with its latents; ``name``: of its work folder."""
+        """Return a job of the FSDP2 engine with its latents; ``name``: of its work folder."""
         settings = overlay(TASK | {"seed": 3}, options.pop("settings", {}))
         world, micro = options.pop("world", 1), options.pop("micro", 2)
         job = runs.make_job(
@@ -61,14 +61,14 @@ class Prepared:
 
 
 def fetch_latents(job: TrainJob, folder: Path, address: NodeAddress | None = None) -> Path:
-    """The latents of a job's images, in a store in ``folder``."""
+    """Return the latents of the images of a job, with a store in ``folder``."""
     alone = NodeAddress(node=0, nodes=1, main_host="127.0.0.1", ports=(), secret=Secret(""), run="test")
     store = LocalStorage(folder / "store")
-    return latents.fetch(job, address or alone, store, folder / "latents")
+    return latents.precompute(job, address or alone, store, folder / "latents")
 
 
 def prepared(folder: Path, *, images: int = 40, batch: int = 4, steps: int = 6) -> Prepared:
-    """tiny-sdxl, and so many drawn shapes in steps of ``batch``."""
+    """Prepare tiny-sdxl and a number of drawn shapes in steps of ``batch``."""
     read = list(pictures.read(drawn_shapes.write(folder / "shapes", images), min_side=32))
     values = TASK | {"global_batch_size": batch, "max_steps": steps, "epochs": 10}
     settings = Settings.model_validate(values)

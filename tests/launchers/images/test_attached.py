@@ -1,4 +1,4 @@
-"""Images in chats: every supported form, and errors that name the row before anything trains."""
+"""Images in chats: every supported format, and errors that name the row before training."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ TEXT = {"type": "text", "text": "Color?"}
         ({"prompt": "Hi", "completion": "<image>"}, "Hi", []),
     ],
 )
-def test_images_are_read_in_every_form_and_in_the_order_of_their_places(
+def test_images_are_read_in_every_format_in_the_order_of_their_placeholders(
     folder: Path, row: dict[str, Any], content: str, images: list[bytes]
 ) -> None:
     (conversation,) = read(folder, row)
@@ -107,7 +107,7 @@ def test_encoded_images_of_a_table_are_read(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("row", "said"),
+    ("row", "expected"),
     [
         (chat({"type": "image", "image": "img/none.png"}), "image 1: img/none.png: there is no such file"),
         (chat({"type": "image", "image": "../x.png"}), "outside of"),
@@ -132,15 +132,15 @@ def test_encoded_images_of_a_table_are_read(folder: Path) -> None:
         ({"prompt": "Hi", "completion": "No.", "images": [URL] * 65}, "65 images; at most 64"),
     ],
 )
-def test_a_bad_image_is_refused_with_its_row(folder: Path, row: dict[str, Any], said: str) -> None:
+def test_a_bad_image_is_refused_with_its_row(folder: Path, row: dict[str, Any], expected: str) -> None:
     with pytest.raises(UserError) as error:
         read(folder, chat(TEXT), row)
     assert "line 2: " in error.value.problem
-    assert said in error.value.problem
+    assert expected in error.value.problem
     assert "\n" not in error.value.problem
 
 
-def test_a_huge_image_is_refused_by_its_bytes_and_by_its_pixels(
+def test_an_image_with_too_many_bytes_or_pixels_is_refused(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     row = chat({"type": "image", "image": "img/red.png"})
@@ -176,7 +176,7 @@ class _Server(BaseHTTPRequestHandler):
         self.wfile.write(RED if self.path == "/red.png" else b"")
 
     def log_message(self, *_: Any) -> None:
-        """Print nothing."""
+        """Log nothing."""
 
 
 @pytest.fixture
@@ -189,7 +189,7 @@ def server() -> Iterator[str]:
     thread.join()
 
 
-def test_urls_are_fetched_where_the_data_is_prepared_alone(
+def test_image_urls_are_fetched_only_while_data_is_prepared(
     folder: Path, server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     row = chat({"type": "image_url", "image_url": f"{server}/red.png"})

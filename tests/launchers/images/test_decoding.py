@@ -18,11 +18,11 @@ def pixel(data: bytes, place: tuple[int, int] = (0, 0)) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP"])
-def test_a_file_that_is_right_keeps_its_bytes(kind: str) -> None:
+def test_a_valid_image_file_is_kept_unchanged(kind: str) -> None:
     data = encoded(kind=kind)
-    found = checked(data, min_side=12)
-    assert found.image is data
-    assert (found.width, found.height, found.changes) == (16, 12, ())
+    decoded = checked(data, min_side=12)
+    assert decoded.image is data
+    assert (decoded.width, decoded.height, decoded.changes) == (16, 12, ())
 
 
 @pytest.mark.parametrize(
@@ -35,14 +35,16 @@ def test_a_file_that_is_right_keeps_its_bytes(kind: str) -> None:
         ("RGB", "BMP", "from BMP", (200, 30, 40)),
     ],
 )
-def test_other_pixels_become_rgb(mode: str, kind: str, change: str, color: tuple[int, int, int]) -> None:
+def test_images_of_other_color_modes_are_converted_to_rgb(
+    mode: str, kind: str, change: str, color: tuple[int, int, int]
+) -> None:
     palette = {"palette": bytes(value // 3 for value in range(768))} if mode == "P" else {}
-    found = checked(encoded(mode, kind=kind, **palette), min_side=1)
-    assert found.changes == (change,)
-    assert pixel(found.image) == pytest.approx(color, abs=2)
+    decoded = checked(encoded(mode, kind=kind, **palette), min_side=1)
+    assert decoded.changes == (change,)
+    assert pixel(decoded.image) == pytest.approx(color, abs=2)
 
 
-def test_transparent_colors_of_a_palette_become_white_and_sixteen_bits_keep_their_brightness() -> None:
+def test_transparent_palette_colors_become_white_and_16_bit_images_keep_their_brightness() -> None:
     palette, deep = Image.new("P", (8, 8), 1), Image.new("I;16", (8, 8), 128 * 256)
     palette.putpalette([0, 0, 0, 9, 9, 9])
     for image, options, change, color in (
@@ -51,22 +53,22 @@ def test_transparent_colors_of_a_palette_become_white_and_sixteen_bits_keep_thei
     ):
         file = io.BytesIO()
         image.save(file, "PNG", **options)
-        found = checked(file.getvalue(), min_side=1)
-        assert found.changes == (change,)
-        assert pixel(found.image) == color
+        decoded = checked(file.getvalue(), min_side=1)
+        assert decoded.changes == (change,)
+        assert pixel(decoded.image) == color
 
 
-def test_orientation_is_applied() -> None:
+def test_the_exif_orientation_is_applied() -> None:
     image = Image.new("RGB", (16, 8), (0, 0, 0))
     image.paste((255, 255, 255), (0, 0, 8, 8))  # the left half
     exif = Image.Exif()
     exif[0x0112] = 6  # to be turned by 90 degrees to the right: left becomes top
     file = io.BytesIO()
     image.save(file, "PNG", exif=exif)
-    found = checked(file.getvalue(), min_side=1)
-    assert (found.width, found.height, found.changes) == (8, 16, ("rotated by EXIF",))
-    assert (pixel(found.image, (4, 2)), pixel(found.image, (4, 14))) == ((255, 255, 255), (0, 0, 0))
-    assert checked(found.image, min_side=1).changes == ()
+    decoded = checked(file.getvalue(), min_side=1)
+    assert (decoded.width, decoded.height, decoded.changes) == (8, 16, ("rotated by EXIF",))
+    assert (pixel(decoded.image, (4, 2)), pixel(decoded.image, (4, 14))) == ((255, 255, 255), (0, 0, 0))
+    assert checked(decoded.image, min_side=1).changes == ()
 
 
 def animated(kind: str) -> bytes:
@@ -86,7 +88,7 @@ def animated(kind: str) -> bytes:
         (animated("GIF"), "3 images in one file"),
     ],
 )
-def test_what_can_not_be_used_has_a_reason(data: bytes, reason: str) -> None:
+def test_an_unusable_image_is_refused_with_a_reason(data: bytes, reason: str) -> None:
     with pytest.raises(BadRow, match=reason):
         checked(data, min_side=8)
 
@@ -100,7 +102,7 @@ def test_an_image_above_pillows_limit_is_not_decoded(limit: int, monkeypatch: py
         checked(data, min_side=8)
 
 
-def test_no_part_of_a_broken_file_raises_anything_but_its_reason() -> None:
+def test_any_corruption_of_a_file_is_reported_as_a_reason() -> None:
     for kind in ("PNG", "JPEG", "WEBP", "GIF", "TIFF", "BMP"):
         data = encoded(size=(24, 24), kind=kind)
         for place in range(0, len(data), 7):

@@ -11,25 +11,25 @@ rows = st.lists(st.integers(min_value=0, max_value=4), min_size=1, max_size=40).
 
 
 @given(buckets=rows, epochs=st.integers(1, 4), batch=st.integers(1, 9), seed=st.integers(0, 3))
-def test_each_batch_is_of_one_bucket_and_no_row_comes_again_before_all_of_its_bucket(
+def test_each_batch_has_one_bucket_and_no_row_repeats_before_all_of_its_bucket_are_used(
     buckets: np.ndarray, epochs: int, batch: int, seed: int
 ) -> None:
     order = in_batches(buckets, epochs, batch, seed=seed)
     assert len(order) == count_batches(buckets, epochs, batch) * batch
     for step in order.reshape(-1, batch):
         assert len(set(buckets[step])) == 1
-    seen: Counter[int] = Counter()
+    rows_by_bucket: Counter[int] = Counter()
     for row in order.tolist():
-        seen[row] += 1
+        rows_by_bucket[row] += 1
         mates = np.flatnonzero(buckets == buckets[row]).tolist()
         # `seen` of a row's batch counts in the order in which its bucket comes
-        assert seen[row] - min(seen[mate] for mate in mates) <= 1
+        assert rows_by_bucket[row] - min(rows_by_bucket[mate] for mate in mates) <= 1
     for bucket, count in Counter(buckets.tolist()).items():
-        total = sum(seen[row] for row in np.flatnonzero(buckets == bucket).tolist())
+        total = sum(rows_by_bucket[row] for row in np.flatnonzero(buckets == bucket).tolist())
         assert total == epochs * count // batch * batch  # what is left of an epoch is not lost
 
 
-def test_a_seed_gives_one_order_and_more_epochs_go_on_with_it() -> None:
+def test_a_seed_gives_one_order_and_more_epochs_extend_it() -> None:
     buckets = np.arange(50) % 3
     order = in_batches(buckets, 2, 4, seed=0)
     assert order.dtype == np.int32

@@ -10,20 +10,20 @@ from launchers.dataset import drawn_shapes
 from launchers.dataset import prepare as texts
 from launchers.dataset.picture import Picture
 from launchers.dataset.prepared import Prepared
-from launchers.dataset.stored import copied
 from launchers.images.prepare import count_steps, prepare
 from launchers.images.prepared import PreparedImages
 from launchers.settings import Settings
+from tests.launchers.dataset import chats
 
 Image = pytest.importorskip("PIL.Image")
 
 
 def pictures(count: int) -> list[Picture]:
-    found = []
-    for number, (caption, image) in enumerate(drawn_shapes.drawn(count)):
+    images = []
+    for number, (caption, image) in enumerate(drawn_shapes.draw_images(count)):
         width, height = Image.open(io.BytesIO(image)).size
-        found.append(Picture(caption=caption, image=image, width=width, height=height, line=number + 1))
-    return found
+        images.append(Picture(caption=caption, image=image, width=width, height=height, line=number + 1))
+    return images
 
 
 def settings(**changes: Any) -> Settings:
@@ -43,7 +43,7 @@ def prepared(folder: Path, rows: Any, resolution: int = 64, **changes: Any) -> P
     return PreparedImages(folder)
 
 
-def test_images_and_captions_come_back_as_they_were_with_steps_and_lengths(tmp_path: Path) -> None:
+def test_images_and_captions_are_read_back_unchanged_with_steps_and_lengths(tmp_path: Path) -> None:
     rows = pictures(60)
     rows[3] = Picture(caption="ein Käse\n“groß” 🧀", image=rows[3].image, width=64, height=64)
     data = prepared(tmp_path, rows)
@@ -58,7 +58,7 @@ def test_images_and_captions_come_back_as_they_were_with_steps_and_lengths(tmp_p
     assert (plain.info.longest_row, plain.info.seq_len) == (64, 64)
 
 
-def test_each_step_has_one_size_and_the_time_ids_say_what_was_done(tmp_path: Path) -> None:
+def test_each_step_has_one_image_size_and_time_ids_record_resizing_and_cropping(tmp_path: Path) -> None:
     rows = pictures(60)
     data = prepared(tmp_path, rows)
     for step in data.order.reshape(-1, 4):
@@ -68,7 +68,7 @@ def test_each_step_has_one_size_and_the_time_ids_say_what_was_done(tmp_path: Pat
     assert data.resized(wide) == (53, 80)
 
 
-def test_pixels_are_those_of_the_whole_image_resized_and_cut(tmp_path: Path) -> None:
+def test_pixels_equal_those_of_the_full_image_resized_and_cropped(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     noise = Image.fromarray(random.integers(0, 256, (200, 330, 3), dtype=np.uint8))
     file = io.BytesIO()
@@ -76,17 +76,17 @@ def test_pixels_are_those_of_the_whole_image_resized_and_cut(tmp_path: Path) -> 
     picture = Picture(caption="noise", image=file.getvalue(), width=330, height=200)
     data = prepared(tmp_path, [picture], global_batch_size=1)
     height, width = data.target(0)
-    whole = noise.resize(data.resized(0)[::-1], Image.Resampling.LANCZOS)
-    top, left = data.time_ids(0)[2:4].tolist()
-    cut = np.asarray(whole.crop((left, top, left + width, top + height)), dtype=np.float32)
-    found = data.pixels(0)
-    assert found.shape == (3, height, width)
-    assert found.dtype == np.float32
-    assert np.abs(found - (cut.transpose(2, 0, 1) / 127.5 - 1)).max() <= 1.01 / 127.5
-    assert -1 <= found.min() < -0.3 < 0.3 < found.max() <= 1
+    full_image = noise.resize(data.resized(0)[::-1], Image.Resampling.LANCZOS)
+    top, crop_left = data.time_ids(0)[2:4].tolist()
+    cut = np.asarray(full_image.crop((crop_left, top, crop_left + width, top + height)), dtype=np.float32)
+    pixel_values = data.pixels(0)
+    assert pixel_values.shape == (3, height, width)
+    assert pixel_values.dtype == np.float32
+    assert np.abs(pixel_values - (cut.transpose(2, 0, 1) / 127.5 - 1)).max() <= 1.01 / 127.5
+    assert -1 <= pixel_values.min() < -0.3 < 0.3 < pixel_values.max() <= 1
 
 
-def test_a_narrow_strip_takes_no_more_memory_than_its_bucket(tmp_path: Path) -> None:
+def test_a_very_narrow_image_takes_no_more_memory_than_its_bucket(tmp_path: Path) -> None:
     file = io.BytesIO()
     Image.new("RGB", (20_000, 8), (255, 0, 0)).save(file, "PNG")
     strip = Picture(caption="a line", image=file.getvalue(), width=20_000, height=8)
@@ -95,8 +95,8 @@ def test_a_narrow_strip_takes_no_more_memory_than_its_bucket(tmp_path: Path) -> 
     assert data.pixels(0).shape == (3, 704, 1408)
 
 
-def test_held_out_images_are_a_folder_like_it_of_single_steps(tmp_path: Path) -> None:
-    train, held_out = texts.split(copied(pictures(40), tmp_path / "rows"), settings())
+def test_held_out_images_are_prepared_in_their_own_folder_with_one_row_per_step(tmp_path: Path) -> None:
+    train, held_out = texts.split(chats.stored(pictures(40), tmp_path / "rows"), settings())
     data = prepared(tmp_path / "data", train, held_out=held_out)
     other = PreparedImages(tmp_path / "data" / "heldout")
     assert (len(data), len(other)) == (len(train), len(held_out))
@@ -109,7 +109,7 @@ def test_held_out_images_are_a_folder_like_it_of_single_steps(tmp_path: Path) ->
     assert not (tmp_path / "data" / "heldout").exists()
 
 
-def test_steps_are_counted_as_they_are_made(tmp_path: Path) -> None:
+def test_the_predicted_number_of_steps_equals_the_number_prepared(tmp_path: Path) -> None:
     rows = pictures(45)
     sizes = [(row.width, row.height) for row in rows]
     for changes in ({"epochs": 1}, {"epochs": 3}, {"epochs": 3, "max_steps": 5}, {"max_steps": 500}):
@@ -120,7 +120,7 @@ def test_steps_are_counted_as_they_are_made(tmp_path: Path) -> None:
     assert prepared(tmp_path, rows[:3], epochs=None, global_batch_size=None).info.total_steps >= 1
 
 
-def test_the_fingerprint_depends_on_everything_and_the_latents_only_on_the_rows(tmp_path: Path) -> None:
+def test_the_fingerprint_depends_on_all_settings_and_that_of_latents_only_on_the_rows(tmp_path: Path) -> None:
     rows = pictures(24)
     first = prepared(tmp_path, rows).info
     assert prepared(tmp_path, rows).info == first
@@ -136,12 +136,12 @@ def test_the_fingerprint_depends_on_everything_and_the_latents_only_on_the_rows(
     assert {info.content for info in other_runs} == {first.content}
 
 
-def test_too_few_images_for_a_batch_of_one_ratio_are_refused(tmp_path: Path) -> None:
+def test_images_that_fill_no_batch_of_one_ratio_are_refused(tmp_path: Path) -> None:
     rows = pictures(12)
     with pytest.raises(UserError) as caught:
         prepared(tmp_path, rows, global_batch_size=16, epochs=1)
-    said = str(caught.value)
-    for words in ("global_batch_size 16", "12 images", "the largest bucket has 6"):
-        assert words in said
+    problem = str(caught.value)
+    for expected_text in ("global_batch_size 16", "12 images", "the largest bucket has 6"):
+        assert expected_text in problem
     assert not (tmp_path / "info.json").exists()
     assert prepared(tmp_path, rows, global_batch_size=6, epochs=1).info.total_steps == 1

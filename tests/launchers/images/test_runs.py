@@ -1,4 +1,4 @@
-"""Runs of models that make images: what is decided, and what is refused before anything is planned."""
+"""Runs of image models: automatic settings, and refusals before planning."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def test_task_dataset_engine_and_length_follow_from_the_model() -> None:
     assert (run.plan.task, run.plan.parameters) == ("text-to-image", find(TINY).parameters)
 
 
-def test_a_resolution_and_the_learning_rate_of_lora_are_taken() -> None:
+def test_a_configured_resolution_and_the_default_learning_rate_of_lora_are_used() -> None:
     values = {"model": "stable-diffusion-xl", "method": "lora", "images": {"resolution": 512}}
     chosen = config(values, "sdxl")
     assert (chosen.images.side, chosen.optimizer.lr) == (512, 1e-4)
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "expected"),
     [
         ({"seq_len": 512}, "which have no tokens"),
         ({"method": "qlora"}, "full or lora"),
@@ -62,11 +62,11 @@ def test_a_resolution_and_the_learning_rate_of_lora_are_taken() -> None:
         ({"model": "tiny-llama", "images": {"resolution": 512}}, "resolution does not apply to task sft"),
     ],
 )
-def test_options_of_another_kind_of_model_are_refused(values: dict[str, Any], said: str) -> None:
-    assert said in refusal(values)
+def test_options_of_another_kind_of_model_are_refused(values: dict[str, Any], expected: str) -> None:
+    assert expected in refusal(values)
 
 
-def test_latents_are_planned_as_a_step_on_one_of_the_run_s_nodes() -> None:
+def test_latents_are_planned_as_a_step_on_one_node_of_the_run() -> None:
     chosen = settings.build({"model": "stable-diffusion-xl", "method": "lora", "resources": {"gpu": "L4"}})
     plan = preparation.plan_run(chosen, Target(kind="kubernetes")).plan
     assert request_for(plan, "encode") == dataclasses.replace(plan.request, nodes=1)
@@ -75,7 +75,7 @@ def test_latents_are_planned_as_a_step_on_one_of_the_run_s_nodes() -> None:
     assert "on one of its nodes, 6 images at once: 16.9 GiB" in line
 
 
-def test_text_encoders_that_are_trained_are_part_of_the_plan() -> None:
+def test_trained_text_encoders_are_part_of_the_plan() -> None:
     plans = [
         preparation.plan_run(
             settings.build(TINY_RUN | {"method": method, "images": {"text_encoders": texts}}), HERE
@@ -92,4 +92,4 @@ def test_text_encoders_that_are_trained_are_part_of_the_plan() -> None:
 def test_a_folder_of_images_is_a_dataset_with_or_without_captions(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(encoded())
     (tmp_path / "a.txt").write_text("a grey square")
-    assert sources.local(str(tmp_path)) == tmp_path
+    assert sources.local_path(str(tmp_path)) == tmp_path

@@ -1,4 +1,4 @@
-"""Tiny models with random weights: a whole one, and a LoRA adapter of it."""
+"""Tiny models with random weights: a full model, and a LoRA adapter for it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def adapter_dir(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A LoRA adapter whose weights are drawn, so that it changes answers, with the tokenizer beside it."""
+    """A LoRA adapter with random weights that changes answers, with its tokenizer."""
     import torch
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM, AutoTokenizer

@@ -1,4 +1,4 @@
-"""Conversations give the answers of transformers' generate, with and without an adapter."""
+"""Conversations give the answers of generate in transformers, with and without an adapter."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def loaded(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> LoadedM
 
 
 def generated(model: Any, tokenizer: Any, messages: list[dict[str, str]]) -> str:
-    """The greedy answer as transformers' documentation generates it."""
+    """Return the greedy answer as generated in the documentation of transformers."""
     inputs = tokenizer.apply_chat_template(
         messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
     )
@@ -55,12 +55,12 @@ def test_greedy_answers_of_two_turns_equal_those_of_generate(loaded: LoadedModel
     )
 
 
-def test_an_adapter_answers_differently_and_its_base_as_the_base_alone(
+def test_an_adapter_changes_answers_and_its_disabled_adapter_answers_like_the_base(
     adapter_dir: Path, loaded: LoadedModel, tmp_path: Path
 ) -> None:
-    found = finished.from_folder(adapter_dir)
-    adapted = load_finetuned(found, "cpu", tmp_path)
-    base = load_base(adapted, found, "cpu")
+    model = finished.from_folder(adapter_dir)
+    adapted = load_finetuned(model, "cpu", tmp_path)
+    base = load_base(adapted, model, "cpu")
     assert base.model is adapted.model
     answers = [
         Conversation(loaded=each, sampling=GREEDY).ask("Hello").text for each in (adapted, base, loaded)
@@ -68,7 +68,7 @@ def test_an_adapter_answers_differently_and_its_base_as_the_base_alone(
     assert answers[0] != answers[1] == answers[2]
 
 
-def test_the_same_seed_draws_the_same_answer_and_another_seed_another(loaded: LoadedModel) -> None:
+def test_the_same_seed_gives_the_same_answer_and_another_seed_a_different_one(loaded: LoadedModel) -> None:
     def drawn(seed: int) -> str:
         sampling = Sampling(max_new_tokens=12, temperature=1.5, seed=seed)
         return Conversation(loaded=loaded, sampling=sampling).ask("Hello").text
@@ -76,7 +76,7 @@ def test_the_same_seed_draws_the_same_answer_and_another_seed_another(loaded: Lo
     assert drawn(1) == drawn(1) != drawn(2)
 
 
-def test_a_conversation_longer_than_the_model_takes_loses_its_oldest_turns(loaded: LoadedModel) -> None:
+def test_a_conversation_longer_than_the_context_loses_its_oldest_turns(loaded: LoadedModel) -> None:
     longest = loaded.max_tokens
     assert longest is not None
     sampling = Sampling(max_new_tokens=longest - 60, temperature=0)
@@ -111,7 +111,7 @@ def test_a_model_without_a_template_continues_the_text(loaded: LoadedModel) -> N
 
 
 @pytest.mark.parametrize("family", ["qwen3_vl", pytest.param("gemma3", marks=pytest.mark.slow)])
-def test_an_answer_about_an_image_equals_that_of_generate_and_of_a_model_without_images_is_refused(
+def test_an_answer_about_an_image_equals_generate_and_a_text_model_refuses_images(
     family: str, loaded: LoadedModel, tmp_path: Path
 ) -> None:
     image = pytest.importorskip("PIL.Image")

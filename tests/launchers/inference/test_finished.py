@@ -1,4 +1,4 @@
-"""Models are found in folders of runs, in folders of their own, and by name."""
+"""Lookup of models in folders of runs, in other folders, and by name."""
 
 from __future__ import annotations
 
@@ -14,29 +14,31 @@ from launchers.inference import finished
 from tests.lab.configs import config
 
 
-def test_a_run_s_folder_is_its_model_with_the_run_s_settings(model_dir: Path, tmp_path: Path) -> None:
+def test_the_folder_of_a_run_is_loaded_as_its_model_with_the_settings_of_the_run(
+    model_dir: Path, tmp_path: Path
+) -> None:
     shutil.copytree(model_dir, tmp_path / "model")
     (tmp_path / "settings.yaml").write_text(yaml.safe_dump(config().model_dump(mode="json")))
     for folder in (tmp_path, tmp_path / "model"):
-        found = finished.from_folder(folder)
-        assert (found.name, found.base, found.is_adapter) == ("tiny-llama-finetuned", "tiny-llama", False)
-        assert found.folder == (tmp_path / "model").resolve()
-        assert found.spec().layers == 1
+        model = finished.from_folder(folder)
+        assert (model.name, model.base, model.is_adapter) == ("tiny-llama-finetuned", "tiny-llama", False)
+        assert model.folder == (tmp_path / "model").resolve()
+        assert model.spec().layers == 1
     (tmp_path / "settings.yaml").write_text("model: [")
     with pytest.raises(UserError, match=r"settings\.yaml cannot be read"):
         finished.from_folder(tmp_path)
 
 
-def test_an_adapter_has_the_shape_of_the_base_that_its_configuration_names(
+def test_an_adapter_has_the_shape_of_the_base_named_in_its_configuration(
     adapter_dir: Path, model_dir: Path
 ) -> None:
-    found = finished.from_folder(adapter_dir)
-    assert found.is_adapter
-    assert Path(found.base or "") == model_dir
-    assert found.spec().layers == 1
+    model = finished.from_folder(adapter_dir)
+    assert model.is_adapter
+    assert Path(model.base or "") == model_dir
+    assert model.spec().layers == 1
 
 
-def test_folders_without_a_model_that_generates_are_refused(model_dir: Path, tmp_path: Path) -> None:
+def test_folders_without_a_generative_model_are_refused(model_dir: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="There is no model in"):
         finished.from_folder(tmp_path)
     shutil.copytree(model_dir, tmp_path / "reward")
@@ -48,8 +50,10 @@ def test_folders_without_a_model_that_generates_are_refused(model_dir: Path, tmp
         finished.from_folder(tmp_path / "reward").spec()
 
 
-def test_a_model_by_name_is_fetched_into_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_given_by_name_is_downloaded_into_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    found = finished.from_name("tiny-llama")
-    assert found.folder.is_relative_to(tmp_path.resolve())
-    assert found.base_source().kind == "made"
+    model = finished.from_name("tiny-llama")
+    assert model.folder.is_relative_to(tmp_path.resolve())
+    assert model.base_source().kind == "made"

@@ -16,13 +16,13 @@ SERVING = Serving(
 )
 
 
-def made(*, claim: str | None = None, token: bool = False) -> list[dict[str, Any]]:
+def manifests_for(*, claim: str | None = None, token: bool = False) -> list[dict[str, Any]]:
     endpoint = Endpoint(host="127.0.0.1", port=8000, model="Llama_8B-finetuned")
     return manifests(endpoint, SERVING, gpu="H100", source="org/mine", claim=claim, token=token)
 
 
-def test_the_pod_asks_for_the_planned_gpus_on_nodes_that_have_them() -> None:
-    deployment, service = made()
+def test_the_pod_requests_the_planned_gpus_on_nodes_that_have_them() -> None:
+    deployment, service = manifests_for()
     pod = deployment["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     assert container["resources"]["limits"] == {"nvidia.com/gpu": "2"}
@@ -36,7 +36,7 @@ def test_a_claim_is_mounted_read_only_and_the_token_comes_from_a_secret(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv(TOKEN_VARIABLE, "hush")
-    deployment, _ = made(claim="models", token=True)
+    deployment, _ = manifests_for(claim="models", token=True)
     pod = deployment["spec"]["template"]["spec"]
     assert pod["volumes"][1]["persistentVolumeClaim"] == {"claimName": "models", "readOnly": True}
     names = {each["name"]: each["valueFrom"]["secretKeyRef"]["name"] for each in pod["containers"][0]["env"]}
@@ -45,7 +45,7 @@ def test_a_claim_is_mounted_read_only_and_the_token_comes_from_a_secret(
 
 
 @pytest.mark.parametrize("model", ["A/b_C.1", "--x--", "é", "m" * 80])
-def test_names_of_objects_are_those_that_kubernetes_takes(model: str) -> None:
+def test_object_names_are_valid_in_kubernetes(model: str) -> None:
     import re
 
     assert re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", resource_name(model))

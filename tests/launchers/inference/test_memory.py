@@ -1,4 +1,4 @@
-"""A model that does not fit is refused with what would not fit, before anything is loaded."""
+"""A model that does not fit in memory is refused with the sizes before it is loaded."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def test_an_8b_model_fits_one_gpu_of_24_gib_but_not_with_its_base_and_not_16_gib
     assert check(15, gpus=2) < check(24)
 
 
-def test_a_conversation_is_no_longer_than_the_model_takes() -> None:
+def test_a_conversation_is_no_longer_than_the_context_of_the_model() -> None:
     spec = models.find("tiny-llama")
     batch = memory.conversation_batch(spec, 10**6, 10**6)
     assert batch.tokens == spec.max_seq_len
     assert batch.prompt_tokens >= 1
 
 
-def test_free_memory_of_the_cpu_is_below_that_of_the_machine() -> None:
+def test_free_memory_is_below_the_total_memory_of_the_machine() -> None:
     import psutil
 
     free = memory.free_memory("cpu")

@@ -1,4 +1,4 @@
-"""Which server is started, with which command, and what is refused before."""
+"""Selection and command of the inference server, and refusals."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ENDPOINT = Endpoint(host="127.0.0.1", port=8000, model="mine")
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """Names of the packages that are found; a test changes them."""
+    """Names of packages that are found; a test changes them."""
     names = {"vllm", "fastapi", "uvicorn", "openai"}
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if name in names else None)
     return names
@@ -47,16 +47,16 @@ def test_vllm_serves_on_gpus_where_it_is_installed_and_transformers_elsewhere(in
         servers.choose("cpu", None, token=False)
 
 
-def test_vllm_gets_the_name_the_layout_and_an_adapter_of_a_rank_that_it_allows(
+def test_the_vllm_command_has_the_model_name_the_layout_and_an_allowed_adapter_rank(
     adapter_dir: Path, tmp_path: Path
 ) -> None:
-    words = servers.vllm_arguments("org/base", ENDPOINT, SERVING)
-    assert words[:4] == ["serve", "org/base", "--served-model-name", "mine"]
-    assert ("--tensor-parallel-size", "2") in pairwise(words)
-    words = servers.vllm_arguments("org/base", ENDPOINT, SERVING, adapter=adapter_dir)
-    options = dict(pairwise(words))
+    arguments = servers.vllm_arguments("org/base", ENDPOINT, SERVING)
+    assert arguments[:4] == ["serve", "org/base", "--served-model-name", "mine"]
+    assert ("--tensor-parallel-size", "2") in pairwise(arguments)
+    arguments = servers.vllm_arguments("org/base", ENDPOINT, SERVING, adapter=adapter_dir)
+    options = dict(pairwise(arguments))
     assert (options["--lora-modules"], options["--max-lora-rank"]) == (f"mine={adapter_dir}", "8")
-    assert "--served-model-name" not in words
+    assert "--served-model-name" not in arguments
     assert servers.serves_adapter(finished.from_folder(adapter_dir))
     for name, value in {
         "use_dora": True,
@@ -73,13 +73,17 @@ def test_vllm_gets_the_name_the_layout_and_an_adapter_of_a_rank_that_it_allows(
     assert not servers.serves_adapter(quantized)
 
 
-def test_transformers_gets_the_model_by_the_name_of_requests(model_dir: Path, tmp_path: Path) -> None:
-    words = servers.local_command("transformers", model_dir, ENDPOINT, SERVING, adapter=None, work=tmp_path)
-    assert words[words.index("serve") + 1] == "mine"
+def test_the_transformers_server_gets_the_model_under_the_name_used_in_requests(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    arguments = servers.local_command(
+        "transformers", model_dir, ENDPOINT, SERVING, adapter=None, work=tmp_path
+    )
+    assert arguments[arguments.index("serve") + 1] == "mine"
     assert (tmp_path / "mine" / "config.json").is_file()
 
 
-def test_a_port_in_use_is_refused_and_port_0_is_one_that_is_free() -> None:
+def test_a_port_in_use_is_refused_and_port_0_selects_a_free_port() -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -99,7 +103,9 @@ def test_a_server_that_ends_before_it_is_healthy_is_reported_with_its_last_line(
         pass
 
 
-def test_the_usage_names_the_token_only_by_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_usage_text_shows_the_variable_of_the_token_and_never_its_value(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv(servers.TOKEN_VARIABLE, "hush")
     text = ENDPOINT.usage(token=True)
     assert "hush" not in text
@@ -110,18 +116,20 @@ def test_the_usage_names_the_token_only_by_its_variable(monkeypatch: pytest.Monk
     assert servers.warning(everywhere, token=True) is None
 
 
-def test_a_merged_adapter_answers_as_the_adapter_on_its_base(adapter_dir: Path, tmp_path: Path) -> None:
+def test_a_merged_adapter_gives_the_answers_of_the_adapter_on_its_base(
+    adapter_dir: Path, tmp_path: Path
+) -> None:
     import torch
     from transformers import AutoModelForCausalLM
 
     from launchers.inference.conversation import load_finetuned
 
-    found = finished.from_folder(adapter_dir)
-    whole = AutoModelForCausalLM.from_pretrained(
-        merging.merged(found, tmp_path / "merged"), dtype=torch.float32
+    model = finished.from_folder(adapter_dir)
+    full_model = AutoModelForCausalLM.from_pretrained(
+        merging.merged(model, tmp_path / "merged"), dtype=torch.float32
     )
     assert (tmp_path / "merged" / "generation_config.json").read_text() == '{"max_new_tokens": 7}'
-    adapted = load_finetuned(found, "cpu", tmp_path)
+    adapted = load_finetuned(model, "cpu", tmp_path)
     ids = torch.arange(5, 25)[None]
     with torch.no_grad():
-        assert torch.allclose(whole(ids).logits, adapted.model(ids).logits, atol=1e-4)
+        assert torch.allclose(full_model(ids).logits, adapted.model(ids).logits, atol=1e-4)

@@ -1,4 +1,4 @@
-"""Answers side by side: each column has its own model's answers, and a blind key finds them again."""
+"""Answers side by side: each column has the answers of its model, and a key resolves blind columns."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GREEDY = Sampling(max_new_tokens=6, temperature=0)
 
 def test_each_column_has_the_answers_of_its_model_with_scores(adapter_dir: Path, tmp_path: Path) -> None:
     model, prompts = finished.from_folder(adapter_dir), ["Hello", "What is a kettle?"]
-    found = side_by_side.compare(
+    comparison = side_by_side.compare(
         {"17": model},
         prompts,
         GREEDY,
@@ -29,19 +29,19 @@ def test_each_column_has_the_answers_of_its_model_with_scores(adapter_dir: Path,
     )
     loaded = load_finetuned(model, "cpu", tmp_path)
     for place, each in enumerate((loaded, load_base(loaded, model, "cpu"))):
-        for prompt, row in zip(prompts, found.rows, strict=True):
+        for prompt, row in zip(prompts, comparison.rows, strict=True):
             expected = Conversation(loaded=each, sampling=GREEDY).ask(prompt).text
             assert row.answers[place] == expected
             assert row.scores is not None
             assert row.scores[place] == len(prompt + expected)
-    assert found.columns == ("17", "base")
-    assert found.means == tuple(
-        sum(row.scores[place] for row in found.rows if row.scores) / 2 for place in (0, 1)
+    assert comparison.columns == ("17", "base")
+    assert comparison.means == tuple(
+        sum(row.scores[place] for row in comparison.rows if row.scores) / 2 for place in (0, 1)
     )
 
 
 @given(seed=st.integers(0, 1000), models=st.integers(1, 4), prompts=st.integers(1, 8))
-def test_the_key_of_blind_columns_restores_every_answer(seed: int, models: int, prompts: int) -> None:
+def test_the_key_of_anonymous_columns_restores_every_answer(seed: int, models: int, prompts: int) -> None:
     names = tuple(f"run{model}" for model in range(models))
     rows = [
         Row(
@@ -61,7 +61,7 @@ def test_the_key_of_blind_columns_restores_every_answer(seed: int, models: int, 
     assert key["mean_scores"] == {name: float(place) for place, name in enumerate(names)}
 
 
-def test_prompts_are_lines_or_the_last_question_of_json_lines(tmp_path: Path) -> None:
+def test_prompts_are_lines_of_text_or_the_last_question_of_json_rows(tmp_path: Path) -> None:
     plain, rows = tmp_path / "p.txt", tmp_path / "p.jsonl"
     plain.write_text("one\n\n two \n")
     turns = [{"role": "user", "content": "first"}, {"role": "assistant", "content": "a"}]

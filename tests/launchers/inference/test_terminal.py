@@ -12,10 +12,10 @@ from launchers.inference.conversation import Conversation, LoadedModel, Reply, S
 
 
 class Echo(Conversation):
-    """Answers with what it was asked, and is interrupted by a question that says so."""
+    """Answers with its prompt, and is interrupted by a prompt that requests it."""
 
     def check_sees_images(self) -> None:
-        """It accepts images."""
+        """Accept images."""
 
     def ask(
         self, text: str, on_text: Callable[[str], None] = lambda _: None, *, images: Sequence[bytes] = ()
@@ -34,18 +34,18 @@ def conversations(*names: str) -> list[Conversation]:
 
 
 def typed(*lines: str) -> Callable[[str], str]:
-    left: Iterator[str] = iter(lines)
+    remaining: Iterator[str] = iter(lines)
 
     def read(_: str) -> str:
         try:
-            return next(left)
+            return next(remaining)
         except StopIteration:
             raise EOFError from None
 
     return read
 
 
-def test_each_model_gets_every_message_and_commands_are_no_messages(
+def test_each_model_gets_every_message_and_commands_are_not_sent(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     both = conversations("tuned", "base")
@@ -66,7 +66,7 @@ def test_each_model_gets_every_message_and_commands_are_no_messages(
     assert [each.messages for each in both] == [[], []]
 
 
-def test_an_interrupted_answer_leaves_no_model_with_a_message_that_another_lacks(
+def test_an_interrupted_answer_is_removed_from_the_conversations_of_all_models(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     both = conversations("tuned", "base")
@@ -87,7 +87,7 @@ def test_control_characters_of_an_answer_do_not_reach_a_terminal(
     assert text in capsys.readouterr().out
 
 
-def test_images_go_with_the_next_message_alone_and_a_wrong_path_is_a_note(
+def test_images_are_attached_to_the_next_message_only_and_a_wrong_path_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     image = pytest.importorskip("PIL.Image")

@@ -1,4 +1,4 @@
-"""A whole checkpoint of tiny-llama, and copies of it that a test may break."""
+"""A complete checkpoint of tiny-llama, and copies that a test may damage."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from launchers.models import tiny_llama
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def complete_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_llama.make(tmp_path_factory.mktemp("models") / "whole")
 
 
 @pytest.fixture
-def folder(whole: Path, tmp_path: Path) -> Path:
-    """A whole checkpoint that the test may break."""
-    return Path(shutil.copytree(whole, tmp_path / "model"))
+def folder(complete_model: Path, tmp_path: Path) -> Path:
+    """A complete checkpoint that the test may damage."""
+    return Path(shutil.copytree(complete_model, tmp_path / "model"))
 
 
 @pytest.fixture

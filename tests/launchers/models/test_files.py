@@ -1,4 +1,4 @@
-"""Checkpoints that are not whole, or not what they seem."""
+"""Incomplete or invalid checkpoints."""
 
 from __future__ import annotations
 
@@ -16,14 +16,11 @@ from launchers.models.files import check_complete
 
 
 class TestCheckComplete:
-    def test_a_whole_checkpoint_passes_in_one_file_or_several(self, whole: Path, sharded: Path) -> None:
-        check_complete(whole)
+    def test_a_complete_checkpoint_in_one_file_or_several_is_accepted(
+        self, complete_model: Path, sharded: Path
+    ) -> None:
+        check_complete(complete_model)
         check_complete(sharded)
-
-    def test_a_folder_without_weights_is_refused(self, folder: Path) -> None:
-        (folder / "model.safetensors").unlink()
-        with pytest.raises(UserError, match=f"No weights in {folder}"):
-            check_complete(folder)
 
     def test_weights_of_another_format_are_named(self, folder: Path) -> None:
         (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
@@ -38,11 +35,11 @@ class TestCheckComplete:
         with pytest.raises(UserError, match=rf"model\.safetensors is truncated: {int(size * share):,} of"):
             check_complete(folder)
 
-    def test_weights_that_are_no_floating_point_numbers_are_named(self, folder: Path) -> None:
+    def test_weights_that_are_not_floating_point_numbers_are_named(self, folder: Path) -> None:
         path = folder / "model.safetensors"
         content = path.read_bytes()
         path.write_bytes(content.replace(b'"dtype":"F32"', b'"dtype":"I32"', 1))
-        with pytest.raises(UserError, match="is of type I32, which is not trained") as refused:
+        with pytest.raises(UserError, match="is of type I32, which cannot be trained") as refused:
             check_complete(folder)
         assert "qlora" in refused.value.advice
 
@@ -68,18 +65,18 @@ class TestCheckComplete:
             *(struct.pack("<Q", 4) + b"nope", struct.pack("<Q", 2) + b"[]"),
         ],
     )
-    def test_a_file_of_something_else_is_refused(self, folder: Path, content: bytes) -> None:
+    def test_a_file_that_is_not_safetensors_is_refused(self, folder: Path, content: bytes) -> None:
         (folder / "model.safetensors").write_bytes(content)
         with pytest.raises(UserError, match="is not a safetensors file"):
             check_complete(folder)
 
-    def test_a_file_with_something_behind_its_end_is_refused(self, folder: Path) -> None:
+    def test_a_file_with_trailing_bytes_is_refused(self, folder: Path) -> None:
         with (folder / "model.safetensors").open("ab") as file:
             file.write(b"more")
         with pytest.raises(UserError, match="is broken"):
             check_complete(folder)
 
-    def test_a_header_may_be_as_long_as_the_format_allows(
+    def test_a_header_of_the_maximum_length_is_accepted(
         self, folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         (length,) = struct.unpack("<Q", (folder / "model.safetensors").read_bytes()[:8])
@@ -96,14 +93,16 @@ class TestCheckComplete:
             check_complete(folder)
         assert "git lfs pull" in error.value.advice
 
-    def test_a_missing_shard_is_named(self, sharded: Path) -> None:
-        (sharded / "model-00002-of-00002.safetensors").unlink()
-        with pytest.raises(UserError, match="1 of 2 weight files are missing, model-00002"):
-            check_complete(sharded)
-
-    def test_shards_without_an_index_are_not_a_whole_model(self, sharded: Path) -> None:
-        (sharded / "model.safetensors.index.json").unlink()
-        with pytest.raises(UserError, match=r"model-00001-of-00002\.safetensors, one part of the weights"):
+    @pytest.mark.parametrize(
+        ("name", "reason"),
+        [
+            ("model-00002-of-00002.safetensors", "1 of 2 weight files are missing, model-00002"),
+            ("model.safetensors.index.json", r"model-00001-of-00002\.safetensors, one part of the weights"),
+        ],
+    )
+    def test_a_missing_shard_or_index_is_named(self, sharded: Path, name: str, reason: str) -> None:
+        (sharded / name).unlink()
+        with pytest.raises(UserError, match=reason):
             check_complete(sharded)
 
     def test_a_tensor_that_no_shard_holds_is_named(self, sharded: Path) -> None:
@@ -121,8 +120,11 @@ class TestCheckComplete:
         with pytest.raises(UserError, match=rf"\[4096, 256\].*{field} 128"):
             check_complete(folder)
 
-    @pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
-    def test_a_missing_file_beside_the_weights_is_named(self, folder: Path, name: str) -> None:
+    @pytest.mark.parametrize(
+        ("name", "reason"),
+        [("model.safetensors", "No weights in"), ("config.json", "config"), ("tokenizer.json", "tokenizer")],
+    )
+    def test_a_missing_file_is_named(self, folder: Path, name: str, reason: str) -> None:
         (folder / name).unlink()
-        with pytest.raises(UserError, match=name.partition(".")[0]):
+        with pytest.raises(UserError, match=reason):
             check_complete(folder)

@@ -1,4 +1,4 @@
-"""Files that don't fit their config.json are refused, with the tensors named, before anything is trained."""
+"""Files that do not match their config.json are refused, with the tensors named, before training."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def refused(folder: Path) -> str:
 
 
 @pytest.mark.parametrize("family", families.FAMILIES)
-def test_the_files_of_every_family_that_is_run_fit_as_transformers_writes_them(
+def test_files_written_by_transformers_are_accepted_for_every_supported_family(
     tmp_path: Path, family: str
 ) -> None:
     families.network(family).save_pretrained(tmp_path)
@@ -54,19 +54,19 @@ def test_the_files_of_every_family_that_is_run_fit_as_transformers_writes_them(
 
 
 @pytest.mark.parametrize("family", ["llama", "mixtral"])
-def test_layers_that_the_files_lack_are_not_trained_from_random_numbers(tmp_path: Path, family: str) -> None:
+def test_files_that_lack_layers_of_the_config_are_refused(tmp_path: Path, family: str) -> None:
     problem = refused(write(tmp_path / "m", family, num_hidden_layers=3))
     # of Mixtral's experts there are two tensors, into which they are joined
     assert "9 tensors are missing (model.layers.2.input_layernorm.weight, " in problem
     assert problem.count("model.layers.2.") == 3
 
 
-def test_layers_that_config_json_lacks_are_not_left_out(tmp_path: Path) -> None:
+def test_files_with_more_layers_than_the_config_are_refused(tmp_path: Path) -> None:
     problem = refused(write(tmp_path / "m", "llama", num_hidden_layers=1))
     assert "9 tensors are not used by such a model (model.layers.1.input_layernorm.weight, " in problem
 
 
-def test_tensors_of_another_shape_are_named_with_both(tmp_path: Path) -> None:
+def test_tensors_of_another_shape_are_named_with_both_shapes(tmp_path: Path) -> None:
     problem = refused(write(tmp_path / "m", "llama", intermediate_size=12))
     named = "model.layers.0.mlp.down_proj.weight is [64, 96] instead of [64, 12]"
     assert f"6 tensors are of another shape ({named}, " in problem
@@ -124,7 +124,7 @@ def test_tensors_that_transformers_ignores_or_renames_are_accepted(
     check_fits(write(tmp_path / "m", "llama", change))
 
 
-def test_a_tied_head_may_be_omitted_or_stored_twice_but_not_differ(tmp_path: Path) -> None:
+def test_a_tied_head_may_be_omitted_or_stored_twice_but_must_equal_the_embeddings(tmp_path: Path) -> None:
     def omit(tensors: Tensors) -> None:
         del tensors["lm_head.weight"]
 
@@ -138,12 +138,12 @@ def test_a_tied_head_may_be_omitted_or_stored_twice_but_not_differ(tmp_path: Pat
     assert "lm_head.weight that differs from model.embed_tokens.weight" in differing
 
 
-def test_a_config_that_transformers_can_not_build_is_refused_in_a_line(tmp_path: Path) -> None:
+def test_a_config_that_transformers_cannot_build_is_refused_in_one_line(tmp_path: Path) -> None:
     folder = write(tmp_path / "m", "llama", hidden_size="wide")
     assert re.search(r"config\.json: transformers cannot build a model of it: .*hidden_size", refused(folder))
 
 
-def test_a_run_refuses_a_folder_whose_config_has_a_layer_more(tmp_path: Path) -> None:
+def test_a_run_refuses_a_folder_whose_config_has_one_layer_too_many(tmp_path: Path) -> None:
     folder = tiny_llama.make(tmp_path / "model")
     model = locate(str(folder))
     assert preparation.fetch_weights(model, tmp_path / "cache") == folder
@@ -154,7 +154,7 @@ def test_a_run_refuses_a_folder_whose_config_has_a_layer_more(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("family", ["helium", "llama"])
-def test_of_an_untried_family_what_the_files_hold_is_told_beside_what_was_planned(
+def test_a_wrong_parameter_count_of_an_untested_family_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], family: str
 ) -> None:
     families.network(family).save_pretrained(tmp_path / "m")
@@ -163,7 +163,7 @@ def test_of_an_untried_family_what_the_files_hold_is_told_beside_what_was_planne
     assert ("counted 0.00 B" in capsys.readouterr().out) == (family == "helium")
 
 
-def test_a_reward_model_fits_as_one_and_as_nothing_else(tmp_path: Path) -> None:
+def test_a_reward_model_is_accepted_as_a_reward_model_only(tmp_path: Path) -> None:
     tiny_llama.make(tmp_path / "base")
     folder = with_reward_head(tmp_path / "base", Settings(task="reward"), tmp_path / "reward")
     check_fits(folder, rewards=True)

@@ -1,4 +1,4 @@
-"""How a trained model is laid out for transformers and peft."""
+"""Layout of a trained model for transformers and peft."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from launchers.models import hf_layout
 
 
 def safetensors(path: Path, tensors: dict[str, int], dtype: str = "BF16") -> Path:
-    """A file with zeros of that many bytes for each tensor."""
+    """Write a file with zeros of this many bytes per tensor."""
     header, at = {}, 0
     for name, size in tensors.items():
         header[name] = {"dtype": dtype, "shape": [size // 2], "data_offsets": [at, at + size]}
@@ -52,14 +52,14 @@ def test_one_file_is_linked_without_an_index_and_the_config_has_its_type(tmp_pat
     assert "float32" in (folder / "config.json").read_text()
 
 
-def test_a_tokenizers_folder_has_no_configuration_of_the_model(tmp_path: Path) -> None:
+def test_the_folder_of_a_tokenizer_has_no_model_config(tmp_path: Path) -> None:
     (tmp_path / "new").mkdir()
     hf_layout.lay_out_tokenizer(base(tmp_path / "base"), tmp_path / "new")
     names = {path.name for path in (tmp_path / "new").iterdir()}
     assert names == {"tokenizer.json", "tokenizer_config.json"}
 
 
-def test_an_adapter_v2_names_the_model_it_belongs_to_and_keeps_its_own_shape(tmp_path: Path) -> None:
+def test_an_adapter_v2_config_names_its_base_model_and_keeps_its_own_fields(tmp_path: Path) -> None:
     (tmp_path / "adapter").mkdir()
     weights = safetensors(tmp_path / "adapter" / "adapter_v2.safetensors", {"a": 8})
     (tmp_path / "adapter" / "adapter_v2.json").write_text('{"prompt_length": 7, "start_layer": 1}')
@@ -69,7 +69,7 @@ def test_an_adapter_v2_names_the_model_it_belongs_to_and_keeps_its_own_shape(tmp
     assert (tmp_path / "out" / "adapter_v2.safetensors").samefile(weights)
 
 
-def test_an_adapter_names_the_model_it_belongs_to(tmp_path: Path) -> None:
+def test_an_adapter_config_names_its_base_model(tmp_path: Path) -> None:
     weights = safetensors(tmp_path / "adapter", {"a": 8})
     hf_layout.lay_out_adapter(weights, {"r": 8}, tmp_path / "out", base_model="owner/model")
     config = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
@@ -82,5 +82,5 @@ def test_only_one_of_two_copies_of_the_weights_is_merged(tmp_path: Path) -> None
         (tmp_path / name).touch()
     index = {"weight_map": {"lm_head.weight": "model-00001-of-00001.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    found = hf_layout.weight_files(tmp_path)
-    assert [path.name for path in found] == ["model-00001-of-00001.safetensors"]
+    names = hf_layout.weight_files(tmp_path)
+    assert [path.name for path in names] == ["model-00001-of-00001.safetensors"]

@@ -1,4 +1,4 @@
-"""Models whose folder has code: refused, or run where trust_remote_code lets it, and never at launch."""
+"""Models with custom code: refused, or run if trust_remote_code is set, and never at launch."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ def no_questions(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def change(path: Path, **values: Any) -> None:
-    kept = json.loads(path.read_text()) | values
-    path.write_text(json.dumps({name: value for name, value in kept.items() if value is not None}))
+    updated = json.loads(path.read_text()) | values
+    path.write_text(json.dumps({name: value for name, value in updated.items() if value is not None}))
 
 
 @pytest.fixture
-def own(folder: Path) -> Path:
-    """A model and a tokenizer that transformers has no class for."""
+def custom_model(folder: Path) -> Path:
+    """A model and a tokenizer with classes that transformers does not have."""
     (folder / "own.py").write_text(CODE.format(trace=str(folder.parent / TRACE)))
     auto_map = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnModel"}
     change(folder / "config.json", auto_map=auto_map, model_type="own", architectures=["OwnModel"])
@@ -68,62 +68,64 @@ def own(folder: Path) -> Path:
 
 
 def ran(folder: Path) -> list[str]:
-    """Command lines of the processes that ran the folder's code."""
+    """Return the command lines of processes that ran the code of the folder."""
     trace = folder.parent / TRACE
     return trace.read_text().splitlines() if trace.exists() else []
 
 
-def test_a_model_with_code_is_planned_and_refused_without_running_it(own: Path) -> None:
-    spec = models.resolve(str(own)).spec
+def test_a_model_with_code_is_planned_and_refused_without_running_the_code(custom_model: Path) -> None:
+    spec = models.resolve(str(custom_model)).spec
     assert (spec.own_code, spec.parameters) == (True, models.find("tiny-llama").parameters)
-    assert "trust_remote_code" in str(support.untried_line(spec))
-    settings = build({"model": str(own), "method": "full"})
+    assert "trust_remote_code" in str(support.untested_family_note(spec))
+    settings = build({"model": str(custom_model), "method": "full"})
     with pytest.raises(UserError, match="transformers has no class for own models") as caught:
         checks.check_supported(settings, spec)
     assert "--trust-remote-code" in caught.value.advice
     with pytest.raises(UserError, match=r"/config\.json needs code of that folder \(auto_map\)"):
-        preparation.fetch_weights(models.resolve(str(own)), own)
+        preparation.fetch_weights(models.resolve(str(custom_model)), custom_model)
     with pytest.raises(ValueError, match="custom code"):
-        causal.configuration(own)
-    change(own / "config.json", model_type="llama", auto_map=None)
+        causal.configuration(custom_model)
+    change(custom_model / "config.json", model_type="llama", auto_map=None)
     with pytest.raises(UserError, match=r"/tokenizer_config\.json needs code of that folder"):
-        own_code.check_model(own)
+        own_code.check_model(custom_model)
     with pytest.raises(UserError, match="cannot be loaded"):
-        render.load_tokenizer(own, Settings())
-    assert ran(own) == []
+        render.load_tokenizer(custom_model, Settings())
+    assert ran(custom_model) == []
 
 
-def test_trusted_code_runs_in_tasks_alone(own: Path) -> None:
-    settings = build({"model": str(own), "method": "full", "trust_remote_code": True})
-    source = models.resolve(str(own))
+def test_trusted_code_runs_only_in_tasks(custom_model: Path) -> None:
+    settings = build({"model": str(custom_model), "method": "full", "trust_remote_code": True})
+    source = models.resolve(str(custom_model))
     checks.check_supported(settings, source.spec)
-    weights.check_whole(own)
-    preparation.fetch_weights(source, own, trust_remote_code=True, runs_code=False)  # as it is staged
-    assert ran(own) == []
-    preparation.fetch_weights(source, own, trust_remote_code=True)
-    assert type(causal.load(own, trust_remote_code=True)).__name__ == "OwnModel"
-    assert type(render.load_tokenizer(own, settings)).__name__ == "OwnTokenizer"
-    assert ran(own)
+    weights.check_model_folder(custom_model)
+    preparation.fetch_weights(
+        source, custom_model, trust_remote_code=True, runs_code=False
+    )  # as it is staged
+    assert ran(custom_model) == []
+    preparation.fetch_weights(source, custom_model, trust_remote_code=True)
+    assert type(causal.load(custom_model, trust_remote_code=True)).__name__ == "OwnModel"
+    assert type(render.load_tokenizer(custom_model, settings)).__name__ == "OwnTokenizer"
+    assert ran(custom_model)
 
 
-def test_code_that_transformers_does_not_need_is_left_alone(own: Path) -> None:
-    change(own / "config.json", model_type="llama")
-    change(own / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
-    own_code.check_model(own)
+def test_code_that_transformers_does_not_need_is_not_run(custom_model: Path) -> None:
+    change(custom_model / "config.json", model_type="llama")
+    change(custom_model / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
+    own_code.check_model(custom_model)
     settings = build({"trust_remote_code": True})
-    assert render.load_tokenizer(own, settings).eos_token == tiny_llama.EOT
-    assert type(causal.load(own, trust_remote_code=True)).__name__ == "LlamaForCausalLM"
-    assert ran(own) == []
+    assert render.load_tokenizer(custom_model, settings).eos_token == tiny_llama.EOT
+    assert type(causal.load(custom_model, trust_remote_code=True)).__name__ == "LlamaForCausalLM"
+    assert ran(custom_model) == []
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_trusted_model_is_trained_on_two_processes_and_its_export_has_the_code(own: Path) -> None:
+def test_a_trusted_model_is_trained_on_two_processes_and_its_export_has_the_code(custom_model: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    out = own.parent / "out"
+    out = custom_model.parent / "out"
     values = {
-        "model": str(own),
+        "model": str(custom_model),
         "method": "full",
         "trust_remote_code": "true",
         "engine": "fsdp2",
@@ -135,18 +137,18 @@ def test_a_trusted_model_is_trained_on_two_processes_and_its_export_has_the_code
         "evaluation.generations": "1",
     }
     settings = [word for name, value in values.items() for word in ("--set", f"{name}={value}")]
-    environment = os.environ | {"HF_MODULES_CACHE": str(own.parent / "run"), "OMP_NUM_THREADS": "1"}
-    environment |= {"FINETUNE_WORK_DIR": str(own.parent / "work"), "PYTHONPATH": str(ROOT)}
+    environment = os.environ | {"HF_MODULES_CACHE": str(custom_model.parent / "run"), "OMP_NUM_THREADS": "1"}
+    environment |= {"FINETUNE_WORK_DIR": str(custom_model.parent / "work"), "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, "-m", "launchers", "--output", str(out), "--no-calibration", *settings],
-        cwd=own.parent,
+        cwd=custom_model.parent,
         env=environment,
         capture_output=True,
         text=True,
         timeout=800,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    processes = ran(own)
+    processes = ran(custom_model)
     assert any("evaluate" in line for line in processes)
     loaded = AutoModelForCausalLM.from_pretrained(out / "model", trust_remote_code=True)
     assert type(loaded).__name__ == "OwnModel"
@@ -155,18 +157,18 @@ def test_a_trusted_model_is_trained_on_two_processes_and_its_export_has_the_code
     )
 
 
-def test_a_pipeline_with_components_of_its_own_is_refused(tmp_path: Path) -> None:
+def test_a_pipeline_with_custom_components_is_refused(tmp_path: Path) -> None:
     index = tmp_path / "model_index.json"
-    known = {"_class_name": "StableDiffusionXLPipeline", "vae": ["diffusers", "AutoencoderKL"]}
-    index.write_text(json.dumps(known | {"feature_extractor": [None, None]}))
+    components = {"_class_name": "StableDiffusionXLPipeline", "vae": ["diffusers", "AutoencoderKL"]}
+    index.write_text(json.dumps(components | {"feature_extractor": [None, None]}))
     own_code.check_pipeline(index)
-    index.write_text(json.dumps(known | {"unet": ["own", "Unet"]}))
+    index.write_text(json.dumps(components | {"unet": ["own", "Unet"]}))
     with pytest.raises(UserError, match="unet is of 'own'"):
         own_code.check_pipeline(index)
 
 
-def test_every_automatic_class_is_told_whether_to_run_code() -> None:
-    """transformers asks in the terminal where nothing says so."""
+def test_every_call_of_an_auto_class_passes_trust_remote_code() -> None:
+    """Without the argument transformers prompts in the terminal."""
     silent = []
     for path in (file for package in PACKAGES for file in (ROOT / package).rglob("*.py")):
         text = path.read_text()

@@ -1,4 +1,4 @@
-"""``pytorch_model*.bin`` is read as tensors alone, and written once as safetensors."""
+"""``pytorch_model*.bin`` is read as tensors only and converted once to safetensors."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ INDEX = "pytorch_model.bin.index.json"
 
 
 @pytest.fixture
-def tensors(whole: Path) -> Tensors:
-    return load_file(whole / "model.safetensors")
+def tensors(complete_model: Path) -> Tensors:
+    return load_file(complete_model / "model.safetensors")
 
 
 @pytest.fixture
-def folder(whole: Path, tmp_path: Path, tensors: Tensors) -> Path:
-    """A user's folder with pytorch_model.bin alone."""
-    made = Path(shutil.copytree(whole, tmp_path / "mine"))
-    (made / "model.safetensors").unlink()
-    torch.save(OrderedDict(tensors), made / "pytorch_model.bin")
-    return made
+def folder(complete_model: Path, tmp_path: Path, tensors: Tensors) -> Path:
+    """A folder of the user with only pytorch_model.bin."""
+    mine = Path(shutil.copytree(complete_model, tmp_path / "mine"))
+    (mine / "model.safetensors").unlink()
+    torch.save(OrderedDict(tensors), mine / "pytorch_model.bin")
+    return mine
 
 
 def shard(folder: Path, tensors: Tensors) -> list[str]:
-    """The same weights in two files, with their index."""
+    """Split the weights into two files with an index."""
     names = sorted(tensors)
     weight_map = {}
     (folder / "pytorch_model.bin").unlink()
@@ -61,20 +61,22 @@ def fetch(folder: Path, tmp_path: Path) -> Path:
 
 
 def same(folder: Path, tensors: Tensors) -> bool:
-    found: Tensors = {}
+    loaded: Tensors = {}
     for path in folder.glob("*.safetensors"):
-        found |= load_file(path)
-    return found.keys() == tensors.keys() and all(torch.equal(found[name], tensors[name]) for name in tensors)
+        loaded |= load_file(path)
+    return loaded.keys() == tensors.keys() and all(
+        torch.equal(loaded[name], tensors[name]) for name in tensors
+    )
 
 
-def test_a_users_folder_is_converted_elsewhere_and_left_as_it_was(
-    folder: Path, whole: Path, tensors: Tensors, tmp_path: Path
+def test_a_users_folder_is_converted_into_the_cache_and_left_unchanged(
+    folder: Path, complete_model: Path, tensors: Tensors, tmp_path: Path
 ) -> None:
     before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
-    made = fetch(folder, tmp_path)
-    assert made.parent == tmp_path / "cache"
-    assert names_in(made) == names_in(whole) | {".converted_from.json"}
-    assert same(made, tensors)
+    converted = fetch(folder, tmp_path)
+    assert converted.parent == tmp_path / "cache"
+    assert names_in(converted) == names_in(complete_model) | {".converted_from.json"}
+    assert same(converted, tensors)
     assert before == {path: path.stat().st_mtime_ns for path in folder.iterdir()}
 
 
@@ -82,16 +84,16 @@ def test_a_model_in_several_files_is_converted_file_by_file_with_an_index(
     folder: Path, tensors: Tensors, tmp_path: Path
 ) -> None:
     shard(folder, tensors)
-    made = fetch(folder, tmp_path)
-    assert {path.name for path in made.glob("model*")} == {
+    converted = fetch(folder, tmp_path)
+    assert {path.name for path in converted.glob("model*")} == {
         "model-00001-of-00002.safetensors",
         "model-00002-of-00002.safetensors",
         "model.safetensors.index.json",
     }
-    assert same(made, tensors)
+    assert same(converted, tensors)
 
 
-def test_it_is_converted_once_and_again_when_the_file_has_changed(
+def test_a_pickled_model_is_converted_once_and_again_if_its_file_has_changed(
     folder: Path, tensors: Tensors, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads: list[Path] = []
@@ -108,28 +110,30 @@ def test_it_is_converted_once_and_again_when_the_file_has_changed(
     assert len(reads) == 2
 
 
-def test_two_folders_of_one_name_are_kept_apart(folder: Path, tmp_path: Path) -> None:
+def test_two_folders_with_the_same_name_are_converted_separately(folder: Path, tmp_path: Path) -> None:
     other = Path(shutil.copytree(folder, tmp_path / "other" / "mine"))
     assert fetch(folder, tmp_path) != fetch(other, tmp_path)
 
 
-def test_safetensors_are_taken_where_there_are_both(folder: Path, whole: Path, tmp_path: Path) -> None:
-    shutil.copy(whole / "model.safetensors", folder)
+def test_safetensors_files_are_preferred_to_pickled_ones(
+    folder: Path, complete_model: Path, tmp_path: Path
+) -> None:
+    shutil.copy(complete_model / "model.safetensors", folder)
     (folder / "pytorch_model.bin").write_bytes(b"not looked at")
     assert fetch(folder, tmp_path) == folder
     assert not (tmp_path / "cache").exists()
 
 
-def test_a_tied_head_is_written_once_under_the_embeddings_name(tmp_path: Path) -> None:
+def test_a_tied_head_is_written_once_under_the_name_of_the_embeddings(tmp_path: Path) -> None:
     embedding, norm = torch.randn(8, 4), torch.randn(4)
     tensors = {"model.embed_tokens.weight": embedding, "norm": norm, "lm_head.weight": embedding}
     file = tmp_path / "pytorch_model.bin"
     torch.save(tensors, file)
-    kept = pickled._deduplicated(file, pickled.read(file))
-    assert list(kept) == ["model.embed_tokens.weight", "norm"]
+    kept_tensors = pickled._deduplicated(file, pickled.read(file))
+    assert list(kept_tensors) == ["model.embed_tokens.weight", "norm"]
 
 
-def test_parts_of_one_matrix_and_turned_ones_are_written_as_they_read(
+def test_views_and_transposed_tensors_are_converted_with_their_values(
     folder: Path, tensors: Tensors, tmp_path: Path
 ) -> None:
     both = torch.randn(1536, 256)
@@ -141,13 +145,13 @@ def test_parts_of_one_matrix_and_turned_ones_are_written_as_they_read(
     assert same(fetch(folder, tmp_path), tensors)
 
 
-def test_a_file_of_a_torch_before_1_6_is_read_too(folder: Path, tensors: Tensors, tmp_path: Path) -> None:
+def test_a_file_written_by_torch_before_1_6_is_read(folder: Path, tensors: Tensors, tmp_path: Path) -> None:
     torch.save(tensors, folder / "pytorch_model.bin", _use_new_zipfile_serialization=False)
     assert same(fetch(folder, tmp_path), tensors)
 
 
 class Code:
-    """A pickle of this runs a command when it is loaded without care."""
+    """An object whose pickle runs a command when loaded unsafely."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -180,7 +184,7 @@ def test_code_in_a_pickle_is_refused_and_does_not_run(
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "expected"),
     [
         ({"state_dict": {"model.norm.weight": torch.ones(2)}}, "'state_dict' as a dict"),
         ([torch.ones(2)], "a list"),
@@ -188,14 +192,14 @@ def test_code_in_a_pickle_is_refused_and_does_not_run(
     ],
 )
 def test_anything_but_names_and_tensors_is_refused(
-    folder: Path, tmp_path: Path, value: object, said: str
+    folder: Path, tmp_path: Path, value: object, expected: str
 ) -> None:
     torch.save(value, folder / "pytorch_model.bin")
-    with pytest.raises(UserError, match=re.escape(said)):
+    with pytest.raises(UserError, match=re.escape(expected)):
         fetch(folder, tmp_path)
 
 
-def test_a_second_part_that_is_broken_leaves_nothing_behind(
+def test_a_broken_second_shard_leaves_no_converted_files(
     folder: Path, tensors: Tensors, tmp_path: Path
 ) -> None:
     names = shard(folder, tensors)
@@ -206,7 +210,7 @@ def test_a_second_part_that_is_broken_leaves_nothing_behind(
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "expected"),
     [
         (b"", "is not a PyTorch file"),
         (b"hello, I am a web page", "is not a PyTorch file"),
@@ -216,27 +220,29 @@ def test_a_second_part_that_is_broken_leaves_nothing_behind(
         (b"version https://git-lfs.github.com/spec/v1\n", "is a Git LFS pointer"),
     ],
 )
-def test_a_file_of_something_else_is_refused(folder: Path, tmp_path: Path, content: bytes, said: str) -> None:
+def test_a_file_that_is_not_a_pickled_model_is_refused(
+    folder: Path, tmp_path: Path, content: bytes, expected: str
+) -> None:
     (folder / "pytorch_model.bin").write_bytes(content)
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=expected):
         fetch(folder, tmp_path)
 
 
-def test_a_truncated_file_is_refused_when_the_folder_is_looked_at(folder: Path) -> None:
+def test_a_truncated_file_is_refused_when_the_folder_is_inspected(folder: Path) -> None:
     path = folder / "pytorch_model.bin"
     os.truncate(path, path.stat().st_size // 2)
     with pytest.raises(UserError, match=r"pytorch_model\.bin is truncated"):
         check_complete(folder)
 
 
-def test_a_part_that_the_index_lists_and_is_not_there_is_named(folder: Path, tensors: Tensors) -> None:
+def test_a_missing_shard_listed_in_the_index_is_named(folder: Path, tensors: Tensors) -> None:
     names = shard(folder, tensors)
     (folder / names[1]).unlink()
     with pytest.raises(UserError, match=f"1 of 2 weight files are missing, {names[1]}"):
         check_complete(folder)
 
 
-def test_variants_in_another_type_are_not_the_model(folder: Path) -> None:
+def test_variant_files_in_another_precision_are_ignored(folder: Path) -> None:
     (folder / "pytorch_model.bin").rename(folder / "pytorch_model.fp16.bin")
     assert pickled_files(folder) == []
     with pytest.raises(UserError, match="No weights in"):

@@ -1,4 +1,4 @@
-"""A pipeline's folder: whole, or refused with what is missing."""
+"""The folder of a pipeline: complete, or refused with the missing parts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from estimator.errors import UserError
-from launchers.models.weights import check_whole
+from launchers.models.weights import check_model_folder
 from tests.launchers.models.test_weights import pipeline_files
 
 
@@ -19,7 +19,7 @@ def written(folder: Path) -> Path:
 
 
 def test_a_complete_pipeline_is_accepted(tmp_path: Path) -> None:
-    check_whole(written(tmp_path))
+    check_model_folder(written(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -31,21 +31,21 @@ def test_a_complete_pipeline_is_accepted(tmp_path: Path) -> None:
         "text_encoder/config.json",
     ],
 )
-def test_what_is_missing_is_named(tmp_path: Path, name: str) -> None:
+def test_a_missing_component_of_a_pipeline_is_named(tmp_path: Path, name: str) -> None:
     (written(tmp_path) / name).unlink()
     with pytest.raises(UserError, match=name.partition("/")[0]):
-        check_whole(tmp_path)
+        check_model_folder(tmp_path)
 
 
-def test_weights_that_were_cut_off_are_named(tmp_path: Path) -> None:
+def test_truncated_weights_of_a_pipeline_are_named(tmp_path: Path) -> None:
     path = written(tmp_path) / "unet" / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-3])
     with pytest.raises(UserError, match=r"unet/model\.safetensors is truncated"):
-        check_whole(tmp_path)
+        check_model_folder(tmp_path)
 
 
-def test_a_copy_in_half_precision_alone_is_not_enough(tmp_path: Path) -> None:
+def test_a_pipeline_with_only_fp16_variant_files_is_refused(tmp_path: Path) -> None:
     path = written(tmp_path) / "unet" / "model.safetensors"
     path.rename(path.with_name("model.fp16.safetensors"))
     with pytest.raises(UserError, match="no weights in unet"):
-        check_whole(tmp_path)
+        check_model_folder(tmp_path)

@@ -1,4 +1,4 @@
-"""Checkpoints in the formats in which they are published, converted once to what is trained."""
+"""Checkpoints in published quantized formats, converted once for training."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def random_integers(high: int, *shape: int) -> torch.Tensor:
 
 
 def mxfp4(tensors: Tensors, name: str) -> torch.Tensor:
-    """Two 4-bit floats in a byte, low half first; 32 values along the input share a power of two."""
+    """Two 4-bit floats per byte, low half first; 32 values along the input share a power of two."""
     experts, into, out = tensors.pop(name).shape
     codes = random_integers(16, experts, out, into // 32, 32)
     scales = random_integers(6, experts, out, into // 32) + 122
     tensors[f"{name}_blocks"] = (codes[..., ::2] | codes[..., 1::2] << 4).to(torch.uint8)
     tensors[f"{name}_scales"] = scales.to(torch.uint8)
-    whole = E2M1[codes] * 2.0 ** (scales[..., None] - 127)
-    return whole.reshape(experts, out, into).transpose(1, 2)
+    full_weight = E2M1[codes] * 2.0 ** (scales[..., None] - 127)
+    return full_weight.reshape(experts, out, into).transpose(1, 2)
 
 
 def fp8(tensors: Tensors, name: str) -> torch.Tensor:
@@ -55,12 +55,12 @@ GROUP = 32
 
 
 def fp4(tensors: Tensors, name: str) -> torch.Tensor:
-    """DeepSeek V4's: experts with two 4-bit floats in a byte and a scale for 32 of them, the rest in FP8."""
+    """The format of DeepSeek V4: experts in 4-bit floats with a scale for 32 of them, the rest in FP8."""
     scale = name.removesuffix("weight") + "scale"
     if ".experts." not in name:
-        whole = fp8(tensors, name)
+        full_weight = fp8(tensors, name)
         tensors[scale] = tensors.pop(f"{name}_scale_inv")
-        return whole
+        return full_weight
     out, into = tensors.pop(name).shape
     codes = random_integers(16, out, into)
     exponents = random_integers(6, out, into // GROUP) - 5
@@ -70,7 +70,7 @@ def fp4(tensors: Tensors, name: str) -> torch.Tensor:
 
 
 def integers(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Codes [in, out], zero points and scales [in / 32, out], and the weight that they stand for."""
+    """Return codes [in, out], zero points and scales [in / 32, out], and the dequantized weight."""
     out, into = weight.shape
     codes, zeros = random_integers(16, into, out), random_integers(15, into // GROUP, out) + 1
     scales = (0.01 + 0.02 * torch.rand(into // GROUP, out, generator=GENERATOR)).half()
@@ -79,7 +79,7 @@ def integers(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Te
 
 
 def packed(codes: torch.Tensor, order: list[int]) -> torch.Tensor:
-    """Put eight neighbors of a row into one int32, ``order[i]`` in its i-th half byte."""
+    """Pack eight neighbors of a row into one int32, ``order[i]`` in its i-th half byte."""
     rows, columns = codes.shape
     eights = codes.reshape(rows, columns // 8, 8).to(torch.int64)
     word = sum(eights[:, :, place] << 4 * i for i, place in enumerate(order))
@@ -87,18 +87,18 @@ def packed(codes: torch.Tensor, order: list[int]) -> torch.Tensor:
 
 
 def awq(tensors: Tensors, name: str) -> torch.Tensor:
-    codes, zeros, scales, whole = integers(tensors.pop(name))
+    codes, zeros, scales, full_integers = integers(tensors.pop(name))
     order, module = [0, 2, 4, 6, 1, 3, 5, 7], name.removesuffix(".weight")
     tensors |= {
         f"{module}.qweight": packed(codes, order),
         f"{module}.qzeros": packed(zeros, order),
         f"{module}.scales": scales,
     }
-    return whole
+    return full_integers
 
 
 def gptq(tensors: Tensors, name: str) -> torch.Tensor:
-    codes, zeros, scales, whole = integers(tensors.pop(name))
+    codes, zeros, scales, full_integers = integers(tensors.pop(name))
     order, module = list(range(8)), name.removesuffix(".weight")
     tensors |= {
         f"{module}.qweight": packed(codes.T.contiguous(), order).T.contiguous(),
@@ -106,7 +106,7 @@ def gptq(tensors: Tensors, name: str) -> torch.Tensor:
         f"{module}.scales": scales,
         f"{module}.g_idx": (torch.arange(codes.shape[0]) // GROUP).to(torch.int32),
     }
-    return whole
+    return full_integers
 
 
 def packed_integers(tensors: Tensors, name: str) -> torch.Tensor:
@@ -127,8 +127,8 @@ def nf4(tensors: Tensors, name: str) -> torch.Tensor:
     codes, state = functional.quantize_4bit(weight, quant_type="nf4", compress_statistics=True)
     tensors[name] = codes
     tensors |= {f"{name}.{key}": value for key, value in state.as_dict(packed=True).items()}
-    whole: torch.Tensor = functional.dequantize_4bit(codes, state)
-    return whole
+    full_weight: torch.Tensor = functional.dequantize_4bit(codes, state)
+    return full_weight
 
 
 def int8(tensors: Tensors, name: str) -> torch.Tensor:
@@ -164,24 +164,24 @@ FORMATS: dict[
 
 
 def with_tokenizer(folder: Path) -> Path:
-    """Add tiny-llama's tokenizer."""
-    whole = tiny_llama.make(folder.parent / "tiny-llama")
-    for path in whole.glob("tokenizer*"):
+    """Add the tokenizer of tiny-llama."""
+    llama = tiny_llama.make(folder.parent / "tiny-llama")
+    for path in llama.glob("tokenizer*"):
         shutil.copyfile(path, folder / path.name)
     return folder
 
 
 def quantized(kind: str, folder: Path) -> tuple[Path, Any]:
-    """A tiny published checkpoint, in two files, and the model with the weights that it stands for."""
+    """A tiny published checkpoint in two files, and the model with its dequantized weights."""
     family, suffix, quantize, options = FORMATS[kind]
     model = families.network(family, intermediate_size=96 if family != "llama" else 128)
     model.save_pretrained(folder)
     tensors = load_file(folder / "model.safetensors")
     names = [n for n in tensors if n.endswith(suffix) and (family != "gpt_oss" or ".experts." in n)]
-    whole = {name: tensors[name].clone() for name in tensors}
+    cloned = {name: tensors[name].clone() for name in tensors}
     for name in names:
-        whole[name] = quantize(tensors, name).contiguous()
-    save_file({n: t.to(torch.bfloat16) for n, t in whole.items()}, folder / "model.safetensors")
+        cloned[name] = quantize(tensors, name).contiguous()
+    save_file({n: t.to(torch.bfloat16) for n, t in cloned.items()}, folder / "model.safetensors")
     expected = causal.load(folder, dtype=torch.float32).eval()
     (folder / "model.safetensors").unlink()
     halves = sorted(tensors)[::2], sorted(tensors)[1::2]  # scales in another file than their weights
@@ -198,8 +198,8 @@ def quantized(kind: str, folder: Path) -> tuple[Path, Any]:
 
 def logits(model: Any) -> torch.Tensor:
     with torch.no_grad():
-        found: torch.Tensor = model(input_ids=TOKENS).logits
-    return found
+        logits_found: torch.Tensor = model(input_ids=TOKENS).logits
+    return logits_found
 
 
 FAST = "fp8"
@@ -208,7 +208,7 @@ FAST = "fp8"
 @pytest.mark.parametrize(
     "kind", [pytest.param(kind, marks=[] if kind == FAST else [pytest.mark.slow]) for kind in FORMATS]
 )
-def test_a_quantized_checkpoint_becomes_the_bf16_model_that_it_stands_for(
+def test_a_quantized_checkpoint_is_dequantized_to_its_bf16_model(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, expected = quantized(kind, tmp_path / "published")
@@ -243,10 +243,10 @@ def test_packed_integers_of_another_layout_are_refused(changes: dict[str, Any]) 
         dequantize.dequantize("compressed-tensors", options, parts)
 
 
-def test_quantization_options_below_the_text_config_count() -> None:
+def test_quantization_options_inside_the_text_config_are_read() -> None:
     config = {"model_type": "kimi_k25", "text_config": {"quantization_config": {"quant_method": "fp8"}}}
     assert published.quantization_of(config) == "fp8"
-    assert hf_config.is_rewritten(config)
+    assert hf_config.needs_conversion(config)
 
 
 def test_the_converted_size_follows_from_the_published_files_and_their_format(tmp_path: Path) -> None:
@@ -257,7 +257,7 @@ def test_the_converted_size_follows_from_the_published_files_and_their_format(tm
         assert published.bf16_bytes(tmp_path) == expected, method
 
 
-def test_a_format_that_is_not_read_is_named_with_those_that_are() -> None:
+def test_an_unsupported_quantization_format_is_named_with_the_supported_ones() -> None:
     config = {"model_type": "llama", "quantization_config": {"quant_method": "hqq"}}
     with pytest.raises(UserError, match=r"quant_method hqq\)\. Supported formats: mxfp4, fp8, fp4, awq"):
         hf_config.to_spec(config, "mine")
@@ -281,9 +281,7 @@ MULTIMODAL: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", MULTIMODAL)
-def test_the_language_model_of_a_multimodal_checkpoint_is_what_is_trained(
-    family: str, tmp_path: Path
-) -> None:
+def test_only_the_language_model_of_a_multimodal_checkpoint_is_trained(family: str, tmp_path: Path) -> None:
     from transformers import AutoConfig, AutoModelForImageTextToText
 
     text, values = MULTIMODAL[family]

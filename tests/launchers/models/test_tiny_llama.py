@@ -37,14 +37,14 @@ def test_transformers_loads_it_with_every_weight_in_place_and_it_generates(folde
 
 
 @pytest.mark.parametrize("text", ["def f(x):\n    return x  # ok", "naïve Ω 漢字 🙂\t\r\n  end ", ""])
-def test_any_text_survives_the_tokenizer(folder: Path, text: str) -> None:
+def test_any_text_is_unchanged_after_encoding_and_decoding(folder: Path, text: str) -> None:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
     assert tokenizer.decode(tokenizer(text, add_special_tokens=False)["input_ids"]) == text
 
 
-def test_two_processes_make_the_same_bytes(folder: Path, tmp_path: Path) -> None:
+def test_two_processes_write_identical_files(folder: Path, tmp_path: Path) -> None:
     code = "import sys; from pathlib import Path; from launchers.models import tiny_llama; "
     code += "tiny_llama.make(Path(sys.argv[1])); assert 'torch' not in sys.modules"
     environment = os.environ | {"PYTHONHASHSEED": "7"}
@@ -55,7 +55,7 @@ def test_two_processes_make_the_same_bytes(folder: Path, tmp_path: Path) -> None
         assert (folder / name).read_bytes() == (tmp_path / "again" / name).read_bytes(), name
 
 
-def test_a_failure_half_way_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_during_writing_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(seed: int, config: Mapping[str, Any]) -> None:
         raise OSError("No space left on device")
 
@@ -66,7 +66,7 @@ def test_a_failure_half_way_leaves_nothing_behind(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize("name", ["llama-3.2-1b", "llama-3.2-3b", "llama-3.1-8b"])
-def test_a_configuration_describes_the_model_of_the_table(name: str, tmp_path: Path) -> None:
+def test_a_generated_config_describes_the_model_of_the_catalog(name: str, tmp_path: Path) -> None:
     spec = models.find(name)
     (tmp_path / "config.json").write_text(json.dumps(tiny_llama.config_of(spec)))
     read = models.resolve(str(tmp_path)).spec
@@ -76,10 +76,10 @@ def test_a_configuration_describes_the_model_of_the_table(name: str, tmp_path: P
             assert getattr(read, field.name) == getattr(spec, field.name), field.name
 
 
-def test_a_checkpoint_of_another_shape_is_whole_and_has_its_parameters(
+def test_a_checkpoint_of_another_shape_is_complete_and_has_its_parameter_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In bfloat16, of several files, without a head of its own, with matrices that repeat values."""
+    """bfloat16, several files, tied head, and matrices with repeated values."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -102,6 +102,6 @@ def test_a_checkpoint_of_another_shape_is_whole_and_has_its_parameters(
     assert embedding[: 2**16].float().std().item() == pytest.approx(0.02, rel=0.02)
 
 
-def test_a_model_that_is_no_plain_llama_is_refused_in_words() -> None:
+def test_a_model_that_is_not_a_plain_llama_is_refused() -> None:
     with pytest.raises(UserError, match="only plain Llamas"):
         tiny_llama.config_of(models.find("mixtral-8x7b"))

@@ -31,7 +31,7 @@ def hashes(folder: Path) -> dict[str, str]:
     }
 
 
-def test_diffusers_draws_an_image_with_it_that_the_prompt_and_the_seed_decide(pipeline: Any) -> None:
+def test_diffusers_generates_an_image_that_depends_on_the_prompt_and_the_seed(pipeline: Any) -> None:
     def image(prompt: str, seed: int) -> Any:
         generator = torch.Generator().manual_seed(seed)
         size = {"height": 64, "width": 64, "num_inference_steps": 2}
@@ -45,7 +45,7 @@ def test_diffusers_draws_an_image_with_it_that_the_prompt_and_the_seed_decide(pi
     assert not torch.equal(first, image("a large red circle", 1))
 
 
-def test_it_has_the_layout_of_stable_diffusion_xl(folder: Path, pipeline: Any) -> None:
+def test_the_tiny_pipeline_has_the_layout_of_stable_diffusion_xl(folder: Path, pipeline: Any) -> None:
     assert {path.name for path in folder.iterdir()} == {
         *("model_index.json", "unet", "vae", "text_encoder", "text_encoder_2"),
         *("tokenizer", "tokenizer_2", "scheduler"),
@@ -57,9 +57,9 @@ def test_it_has_the_layout_of_stable_diffusion_xl(folder: Path, pipeline: Any) -
     assert sum(weight.numel() for weight in pipeline.unet.parameters()) == 1_360_740
 
 
-def test_the_tokenizer_knows_the_captions_words_and_reads_any_text(pipeline: Any) -> None:
+def test_the_tokenizer_has_tokens_for_caption_words_and_encodes_any_text(pipeline: Any) -> None:
     tokenizer = pipeline.tokenizer
-    caption = next(iter(drawn_shapes.drawn(1)))[0]
+    caption = next(iter(drawn_shapes.draw_images(1)))[0]
     assert tokenizer.tokenize(caption) == [f"{word}</w>" for word in caption.split()]
     for text in ("Zebra № 5, naïve 🙂", caption):
         ids = tokenizer(text, padding="max_length", max_length=77, truncation=True).input_ids
@@ -72,16 +72,16 @@ def test_the_tokenizer_knows_the_captions_words_and_reads_any_text(pipeline: Any
     assert pipeline.text_encoder.config.eos_token_id == tokenizer.eos_token_id  # its output is pooled there
 
 
-def test_a_seed_gives_the_same_files_and_another_seed_others(folder: Path, tmp_path: Path) -> None:
+def test_a_seed_gives_identical_files_and_another_seed_different_ones(folder: Path, tmp_path: Path) -> None:
     state = torch.random.get_rng_state()
-    again, other = tiny_sdxl.make(tmp_path / "again"), tiny_sdxl.make(tmp_path / "other", seed=1)
+    second_pipeline, other = tiny_sdxl.make(tmp_path / "again"), tiny_sdxl.make(tmp_path / "other", seed=1)
     assert torch.equal(torch.random.get_rng_state(), state)
-    assert hashes(again) == hashes(folder)
+    assert hashes(second_pipeline) == hashes(folder)
     changed = {name for name, value in hashes(other).items() if value != hashes(folder)[name]}
     assert {name.partition("/")[0] for name in changed} == {"unet", "vae", "text_encoder", "text_encoder_2"}
 
 
-def test_it_is_whole_or_not_there_and_left_alone_once_it_is(
+def test_a_tiny_pipeline_is_written_completely_or_not_at_all_and_never_overwritten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "made").mkdir()

@@ -26,11 +26,11 @@ from estimator.models import locate, resolve
 from launchers.models import pipelines, weights
 
 
-def test_tiny_llama_has_the_shape_that_the_table_says(whole: Path) -> None:
-    table, made = resolve("tiny-llama").spec, resolve(str(whole)).spec
-    parameters = sum(tensor.size for tensor in load_file(whole / "model.safetensors").values())
-    assert table.parameters == made.parameters == parameters
-    assert table.max_seq_len == made.max_seq_len
+def test_tiny_llama_has_the_shape_in_the_catalog(complete_model: Path) -> None:
+    table, catalog_spec = resolve("tiny-llama").spec, resolve(str(complete_model)).spec
+    parameters = sum(tensor.size for tensor in load_file(complete_model / "model.safetensors").values())
+    assert table.parameters == catalog_spec.parameters == parameters
+    assert table.max_seq_len == catalog_spec.max_seq_len
 
 
 def test_each_kind_of_model_is_recognized(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,7 +43,7 @@ def test_each_kind_of_model_is_recognized(folder: Path, monkeypatch: pytest.Monk
 
 
 def pickled(folder: Path, dtype: str = "float32") -> bytes:
-    """The weights of a folder as torch.save writes them."""
+    """Write the weights of a folder with torch.save."""
     import torch
 
     tensors = {
@@ -56,7 +56,7 @@ def pickled(folder: Path, dtype: str = "float32") -> bytes:
 
 
 def pipeline_files() -> dict[str, bytes]:
-    """The files of a pipeline as small as its layout allows: each network has one tensor."""
+    """Return the files of a minimal pipeline; each network has one tensor."""
     tensor = {"weight": np.zeros((2, 2), dtype=np.float32)}
     files = {f"{name}/config.json": b"{}" for name in pipelines.NETWORKS}
     files |= {f"{name}/model.safetensors": save(tensor) for name in pipelines.NETWORKS}
@@ -104,9 +104,9 @@ class HubHandler(BaseHTTPRequestHandler):
         if "/org/model" not in path:
             return self.fail(401 if "authorization" not in self.headers else 404, "RepoNotFound")
         if self.server.token and path.startswith("/org/model/resolve"):
-            given = self.headers.get("authorization")
-            if given != f"Bearer {self.server.token}":
-                return self.fail(403 if given else 401, "GatedRepo")
+            authorization = self.headers.get("authorization")
+            if authorization != f"Bearer {self.server.token}":
+                return self.fail(403 if authorization else 401, "GatedRepo")
         files = self.server.files
         if path.startswith("/api/models/org/model/tree"):
             entries = [
@@ -149,9 +149,9 @@ class HubHandler(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def hub(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+def hub(complete_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     """A hub that this process uses, with an empty cache and without a token."""
-    files = {path.name: path.read_bytes() for path in whole.iterdir()}
+    files = {path.name: path.read_bytes() for path in complete_model.iterdir()}
     files |= {"consolidated.safetensors": b"x" * 99, "original/params.json": b"{}", "README.md": b"#"}
     with Hub(files) as server:
         use(server.url, tmp_path, monkeypatch)
@@ -231,10 +231,10 @@ class TestHub:
         assert hub.downloads == []
 
     def test_a_model_without_safetensors_is_converted_once_and_the_downloaded_files_are_deleted(
-        self, hub: Hub, whole: Path, tmp_path: Path
+        self, hub: Hub, complete_model: Path, tmp_path: Path
     ) -> None:
         hub.files |= {
-            "pytorch_model.bin": pickled(whole),
+            "pytorch_model.bin": pickled(complete_model),
             "pytorch_model.fp16.bin": b"x",
             "flax.msgpack": b"x",
         }
@@ -242,9 +242,11 @@ class TestHub:
         assert fetch(tmp_path) == tmp_path / "fetched"
         assert "pytorch_model.bin" in hub.downloads
         assert not {"pytorch_model.fp16.bin", "flax.msgpack"} & set(hub.downloads)
-        made, given = (load_file(folder / "model.safetensors") for folder in (tmp_path / "fetched", whole))
-        assert made.keys() == given.keys()
-        assert all(np.array_equal(made[name], given[name]) for name in given)
+        loaded, loaded_tensors = (
+            load_file(folder / "model.safetensors") for folder in (tmp_path / "fetched", complete_model)
+        )
+        assert loaded.keys() == loaded_tensors.keys()
+        assert all(np.array_equal(loaded[name], loaded_tensors[name]) for name in loaded_tensors)
         assert [path.name for path in tmp_path.iterdir() if path.name.startswith("fetched")] == ["fetched"]
         assert list((tmp_path / "fetched").glob("*.bin")) == []
         hub.downloads.clear()
@@ -259,11 +261,11 @@ class TestHub:
             fetch(tmp_path)
         assert hub.downloads == []
 
-    def test_a_pipeline_s_folders_are_fetched_once_without_other_formats(
+    def test_the_folders_of_a_pipeline_are_fetched_once_without_other_formats(
         self, hub: Hub, tmp_path: Path
     ) -> None:
-        made = pipeline_files()
-        hub.files = made | {
+        files_of_pipeline = pipeline_files()
+        hub.files = files_of_pipeline | {
             "README.md": b"x",
             "whole.safetensors": b"x" * 9,
             "unet/diffusion_pytorch_model.fp16.safetensors": b"x" * 9,
@@ -272,14 +274,16 @@ class TestHub:
         }
         folder = fetch(tmp_path)
         names = {str(path.relative_to(folder)) for path in folder.rglob("*")}
-        assert set(made) <= names
+        assert set(files_of_pipeline) <= names
         assert not {"whole.safetensors", "vae_decoder/model.onnx"} & names
         assert not any("fp16" in name or "flax" in name for name in names)
         hub.downloads.clear()
         assert fetch(tmp_path) == folder
         assert hub.downloads == []
 
-    def test_the_shape_comes_from_config_json_alone(self, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_shape_of_a_model_is_read_from_config_json_alone(
+        self, hub: Hub, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         expected = resolve("tiny-llama").spec.parameters
         assert resolve("org/model", online=True).spec.parameters == expected
         assert hub.downloads == ["config.json"]
@@ -312,7 +316,7 @@ class TestHub:
         with pytest.raises(UserError, match=r"org/none is not on the Hugging Face Hub, or is private"):
             fetch(tmp_path, "org/none")
 
-    def test_without_a_network_the_error_says_so(
+    def test_a_missing_network_is_named_as_the_reason(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         use("http://127.0.0.1:9", tmp_path, monkeypatch)
@@ -333,7 +337,7 @@ class TestHub:
             fetch(tmp_path)
         assert hub.downloads == []
 
-    def test_a_killed_download_continues_with_the_file_at_which_it_stopped(
+    def test_a_killed_download_resumes_at_the_file_where_it_stopped(
         self, hub: Hub, sharded: Path, tmp_path: Path
     ) -> None:
         hub.files = {path.name: path.read_bytes() for path in sharded.iterdir()}
@@ -356,7 +360,7 @@ class TestHub:
             assert (tmp_path / "fetched" / name).read_bytes() == data
         assert list((tmp_path / "fetched").rglob("*.incomplete")) == []
 
-    def test_of_two_processes_that_fetch_into_one_folder_one_downloads(
+    def test_only_one_of_two_processes_that_share_a_folder_downloads(
         self, hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         hub.stall = "model.safetensors"
@@ -382,7 +386,9 @@ def test_waiting_for_another_process_has_a_limit(tmp_path: Path, monkeypatch: py
         pass
 
 
-def test_a_file_system_without_locks_stops_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_without_locks_does_not_prevent_a_download(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def flock(*_: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
@@ -401,58 +407,62 @@ def wait_for(path: Path) -> None:
 
 class TestS3:
     @pytest.fixture
-    def bucket(self, whole: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    def bucket(self, complete_model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         for name, value in {"ACCESS_KEY_ID": "testing", "SECRET_ACCESS_KEY": "testing"}.items():
             monkeypatch.setenv(f"AWS_{name}", value)
         monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
         with mock_aws():
             client = boto3.client("s3")
             client.create_bucket(Bucket="models")
-            for path in whole.iterdir():
+            for path in complete_model.iterdir():
                 client.upload_file(str(path), "models", f"tiny/{path.name}")
             client.put_object(Bucket="models", Key="tiny/optimizer.pt", Body=b"x")
             client.put_object(Bucket="models", Key="tiny/old/model.safetensors", Body=b"x")
             yield client
 
     @pytest.mark.usefixtures("bucket")
-    def test_a_model_is_fetched_whole_and_once(self, whole: Path, tmp_path: Path) -> None:
+    def test_a_model_in_object_storage_is_downloaded_completely_and_once(
+        self, complete_model: Path, tmp_path: Path
+    ) -> None:
         ref = locate("s3://models/tiny")
         assert resolve("s3://models/tiny/").spec.hidden == 256
         path = weights.fetch(ref, tmp_path / "m")
         assert {p.name: p.read_bytes() for p in path.iterdir()} == {
-            p.name: p.read_bytes() for p in whole.iterdir()
+            p.name: p.read_bytes() for p in complete_model.iterdir()
         }
         times = {p: p.stat().st_mtime_ns for p in path.iterdir()}
         os.truncate(path / "tokenizer.json", 5)
         weights.fetch(ref, tmp_path / "m")
-        again = [p.name for p in path.iterdir() if p.stat().st_mtime_ns != times[p]]
-        assert again == ["tokenizer.json"]
+        downloaded_again = [p.name for p in path.iterdir() if p.stat().st_mtime_ns != times[p]]
+        assert downloaded_again == ["tokenizer.json"]
 
     def test_a_model_without_safetensors_is_converted_when_its_files_have_changed(
-        self, bucket: Any, whole: Path, tmp_path: Path
+        self, bucket: Any, complete_model: Path, tmp_path: Path
     ) -> None:
         bucket.delete_object(Bucket="models", Key="tiny/model.safetensors")
-        bucket.put_object(Bucket="models", Key="tiny/pytorch_model.bin", Body=pickled(whole))
-        ref, kept = locate("s3://models/tiny"), tmp_path / "m" / "model.safetensors"
+        bucket.put_object(Bucket="models", Key="tiny/pytorch_model.bin", Body=pickled(complete_model))
+        ref, weights_file = locate("s3://models/tiny"), tmp_path / "m" / "model.safetensors"
         assert weights.fetch(ref, tmp_path / "m") == tmp_path / "m"
-        assert load_file(kept).keys() == load_file(whole / "model.safetensors").keys()
+        assert load_file(weights_file).keys() == load_file(complete_model / "model.safetensors").keys()
         assert not (tmp_path / "m-bin").exists()
-        made = kept.stat().st_mtime_ns
+        made_at = weights_file.stat().st_mtime_ns
         weights.fetch(ref, tmp_path / "m")
-        assert kept.stat().st_mtime_ns == made
-        bucket.put_object(Bucket="models", Key="tiny/pytorch_model.bin", Body=pickled(whole, "float64"))
+        assert weights_file.stat().st_mtime_ns == made_at
+        bucket.put_object(
+            Bucket="models", Key="tiny/pytorch_model.bin", Body=pickled(complete_model, "float64")
+        )
         weights.fetch(ref, tmp_path / "m")
-        assert kept.stat().st_mtime_ns > made
+        assert weights_file.stat().st_mtime_ns > made_at
 
     @pytest.mark.parametrize(
-        ("url", "said"), [("s3://models/none", "no model"), ("s3://nowhere/tiny", "no such bucket")]
+        ("url", "output"), [("s3://models/none", "no model"), ("s3://nowhere/tiny", "no such bucket")]
     )
     @pytest.mark.usefixtures("bucket")
-    def test_missing_files_are_named(self, tmp_path: Path, url: str, said: str) -> None:
-        with pytest.raises(UserError, match=f"{url}.*{said}"):
+    def test_missing_files_are_named(self, tmp_path: Path, url: str, output: str) -> None:
+        with pytest.raises(UserError, match=f"{url}.*{output}"):
             weights.fetch(locate(url), tmp_path / "m")
 
-    def test_a_full_disk_leaves_no_half_file_under_a_weights_name(
+    def test_a_full_disk_leaves_no_partial_weights_file(
         self, bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def fail(self: Any, bucket: str, key: str, name: str) -> None:
@@ -466,8 +476,10 @@ class TestS3:
         assert list((tmp_path / "m").iterdir()) == []
 
 
-def test_a_local_model_is_used_in_place_and_checked(whole: Path, folder: Path, tmp_path: Path) -> None:
-    assert weights.fetch(locate(str(whole)), tmp_path / "unused") == whole.resolve()
+def test_a_local_model_is_checked_and_used_in_place(
+    complete_model: Path, folder: Path, tmp_path: Path
+) -> None:
+    assert weights.fetch(locate(str(complete_model)), tmp_path / "unused") == complete_model.resolve()
     assert not (tmp_path / "unused").exists()
     np.zeros(3).tofile(folder / "model.safetensors")
     with pytest.raises(UserError):

@@ -1,4 +1,4 @@
-"""Parts of a precomputation that are stored already, or never arrive."""
+"""Parts of a precomputation that are already stored or never arrive."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def fetch(store: LocalStorage, work: Path, *, node: int = 0, nodes: int = 1) -> 
     address = NodeAddress(
         node=node, nodes=nodes, main_host="127.0.0.1", ports=(1,), secret=Secret("s"), run="test"
     )
-    return parts.fetch(DIVISION, {}, address, store, work, on_cpu=True, limit_s=0.1)
+    return parts.compute_all(DIVISION, {}, address, store, work, on_cpu=True, limit_s=0.1)
 
 
-def test_stored_parts_are_fetched_without_a_process_and_those_of_other_nodes_are_awaited(
+def test_stored_parts_are_fetched_without_computing_and_parts_of_other_nodes_are_awaited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(parts, "_POLL_S", 0.01)
@@ -37,7 +37,7 @@ def test_stored_parts_are_fetched_without_a_process_and_those_of_other_nodes_are
         fetch(store, tmp_path / "other", nodes=2)
 
 
-def test_a_fingerprint_depends_on_texts_and_on_names_sizes_beginnings_and_ends_of_files(
+def test_a_fingerprint_covers_texts_and_names_sizes_heads_and_tails_of_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parts, "_HASHED_BYTES", 2)

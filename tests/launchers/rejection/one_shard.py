@@ -1,4 +1,4 @@
-"""``python -m``: write the first shard into the folder that the request names, and never end."""
+"""``python -m``: write the first shard into the folder of the request, and never end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prompts of rows, shards of prompts, and files of rows."""
+"""Prompts from rows, shards of prompts, and files of answers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from launchers.dataset import render
-from launchers.dataset.prompts import Prompt, prompts_of, read_written
+from launchers.dataset.prompts import Prompt, prompts_of, read_prompts
 from launchers.dataset.rows import Conversation
 from launchers.dataset.turns import Message
 from launchers.models import tiny_llama
@@ -43,7 +43,7 @@ def test_a_chat_is_a_prompt_up_to_its_last_answer(prompts: list[Prompt]) -> None
     assert answered.messages == (*CHAT.messages[:2], Message(role="assistant", content="two"))
 
 
-def test_the_beginning_of_a_plain_text_is_a_prompt(prompts: list[Prompt]) -> None:
+def test_the_beginning_of_a_plain_text_is_used_as_a_prompt(prompts: list[Prompt]) -> None:
     text = prompts[1]
     assert (text.prefix, text.with_answer(" and so on").text) == ("one two", "one two and so on")
     long = prompts[2]
@@ -54,24 +54,26 @@ def test_the_beginning_of_a_plain_text_is_a_prompt(prompts: list[Prompt]) -> Non
 LIMIT = BatchLimit(sequences=64, tokens=16384)
 
 
-def made(lengths: Iterable[int]) -> list[Prompt]:
+def prompts_of_lengths(lengths: Iterable[int]) -> list[Prompt]:
     return [Prompt(index=index, text="", shown="", tokens=tokens) for index, tokens in enumerate(lengths)]
 
 
-def test_shards_hold_every_prompt_once_and_the_longest_first() -> None:
-    prompts = made(index % 7 for index in range(50))
+def test_shards_contain_every_prompt_once_with_the_longest_first() -> None:
+    prompts = prompts_of_lengths(index % 7 for index in range(50))
     shards = rows.shards_of(prompts, 4, limit=LIMIT, new_tokens=8)
     assert [len(shard) for shard in shards] == [16, 16, 16, 2]
-    found = [prompt for shard in shards for prompt in shard]
-    assert sorted(prompt.index for prompt in found) == list(range(50))
-    assert [prompt.tokens for prompt in found] == sorted((index % 7 for index in range(50)), reverse=True)
+    drawn_prompts = [prompt for shard in shards for prompt in shard]
+    assert sorted(prompt.index for prompt in drawn_prompts) == list(range(50))
+    assert [prompt.tokens for prompt in drawn_prompts] == sorted(
+        (index % 7 for index in range(50)), reverse=True
+    )
     alone = rows.shards_of(prompts[:2], 500, limit=LIMIT, new_tokens=8)
     assert [len(shard) for shard in alone] == [1, 1]
 
 
-def test_a_shard_is_as_large_as_a_batch() -> None:
+def test_a_shard_has_at_least_the_prompts_of_one_batch() -> None:
     large = BatchLimit(sequences=256, tokens=100_000)
-    short, long = made([100] * 200), made([3000] * 200)
+    short, long = prompts_of_lengths([100] * 200), prompts_of_lengths([3000] * 200)
     assert [len(shard) for shard in rows.shards_of(short, 4, limit=large, new_tokens=100)] == [64, 64, 64, 8]
     # A batch holds 32 answers of 3,100 tokens; a shard no fewer than 64
     assert large.prompts(3100, 4) == 8
@@ -79,11 +81,11 @@ def test_a_shard_is_as_large_as_a_batch() -> None:
     assert large.prompts(200_000, 4) == 1, "one prompt's answers are tried in any case"
 
 
-def test_rows_come_back_from_their_files(tmp_path: Path, prompts: list[Prompt]) -> None:
+def test_answers_and_scores_are_read_back_from_their_files(tmp_path: Path, prompts: list[Prompt]) -> None:
     answers = [Answers(index=3, answers=(Answer(text="a\nb", tokens=2, ended=True),))]
     scores = [Scores(index=3, scores=(0.5, -1.0))]
     for name, values in (("p", prompts), ("a", answers), ("s", scores)):
         rows.write_rows(tmp_path / name, values)
-    assert read_written(tmp_path / "p") == prompts
+    assert read_prompts(tmp_path / "p") == prompts
     assert (rows.read_answers(tmp_path / "a"), rows.read_scores(tmp_path / "s")) == (answers, scores)
     assert {path.name for path in tmp_path.iterdir()} == {"p", "a", "s"}, "no half-written file is left"

@@ -1,4 +1,4 @@
-"""Answers drawn in shards: the same again for the same seed, and none twice."""
+"""Answers generated in shards: reproducible by seed, and none generated twice."""
 
 from __future__ import annotations
 
@@ -69,38 +69,42 @@ def request(
 
 
 @pytest.fixture(scope="module")
-def whole(model: Path, tmp_path_factory: pytest.TempPathFactory) -> GenerationRequest:
-    """A request of one node whose shards this process has generated."""
-    made = request(model, tmp_path_factory.mktemp("runs") / "whole")
-    main(made.save())
-    return made
+def finished_request(model: Path, tmp_path_factory: pytest.TempPathFactory) -> GenerationRequest:
+    """A request of one node whose shards are generated."""
+    generation = request(model, tmp_path_factory.mktemp("runs") / "whole")
+    main(generation.save())
+    return generation
 
 
-def test_a_missing_shard_is_generated_again_with_the_same_answers(whole: GenerationRequest) -> None:
-    before = {path.name: path.read_text() for path in whole.shards_dir.iterdir()}
-    (whole.shards_dir / rows.shard_name(1)).unlink()
-    main(whole.save())
-    assert {path.name: path.read_text() for path in whole.shards_dir.iterdir()} == before
-    found = [each for path in sorted(whole.shards_dir.iterdir()) for each in rows.read_answers(path)]
-    assert sorted(each.index for each in found) == list(range(40))
-    assert all(len(each.answers) == 4 for each in found)
-    assert all(1 <= answer.tokens <= 5 for each in found for answer in each.answers)
-    assert any(len({answer.text for answer in each.answers}) > 1 for each in found), "answers are sampled"
+def test_a_missing_shard_is_generated_again_with_the_same_answers(
+    finished_request: GenerationRequest,
+) -> None:
+    before = {path.name: path.read_text() for path in finished_request.shards_dir.iterdir()}
+    (finished_request.shards_dir / rows.shard_name(1)).unlink()
+    main(finished_request.save())
+    assert {path.name: path.read_text() for path in finished_request.shards_dir.iterdir()} == before
+    answers = [
+        each for path in sorted(finished_request.shards_dir.iterdir()) for each in rows.read_answers(path)
+    ]
+    assert sorted(each.index for each in answers) == list(range(40))
+    assert all(len(each.answers) == 4 for each in answers)
+    assert all(1 <= answer.tokens <= 5 for each in answers for answer in each.answers)
+    assert any(len({answer.text for answer in each.answers}) > 1 for each in answers), "answers are sampled"
 
 
-def test_two_nodes_generate_the_shards_of_one_node(
-    model: Path, tmp_path: Path, whole: GenerationRequest
+def test_two_nodes_generate_the_same_shards_as_one_node(
+    model: Path, tmp_path: Path, finished_request: GenerationRequest
 ) -> None:
     second = request(model, tmp_path / "second", node=1, nodes=2)
     main(second.save())
     assert second.count() == 3
     name = rows.shard_name(1)
     assert [path.name for path in second.shards_dir.iterdir()] == [name], "node 0 has shards 0 and 2"
-    assert (second.shards_dir / name).read_text() == (whole.shards_dir / name).read_text()
+    assert (second.shards_dir / name).read_text() == (finished_request.shards_dir / name).read_text()
     assert generate(request(model, tmp_path / "idle", node=3, nodes=4), lambda *_: None) == 0
 
 
-def test_a_killed_process_leaves_what_it_has_finished(
+def test_a_killed_process_keeps_its_finished_shards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(shards, "POLL_S", 0.01)

@@ -1,4 +1,4 @@
-"""Scoring functions that work and that don't; a reward model's scores."""
+"""Scoring functions that work or fail, and scores of a reward model."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def functions(tmp_path: Path) -> Path:
     return path
 
 
-def request(tmp_path: Path, answered: list[Answers], **more: Any) -> ScoringRequest:
+def request(tmp_path: Path, answered: list[Answers], **overrides: Any) -> ScoringRequest:
     (tmp_path / "answers").mkdir()
     rows.write_rows(tmp_path / "prompts.jsonl", PROMPTS)
     for shard, each in enumerate(answered):
@@ -52,7 +52,7 @@ def request(tmp_path: Path, answered: list[Answers], **more: Any) -> ScoringRequ
         work_dir=tmp_path / "work",
         settings=Settings(),
         device="cpu",
-        **more,
+        **overrides,
     )
 
 
@@ -60,20 +60,24 @@ def answers_of(index: int, *texts: str) -> Answers:
     return Answers(index=index, answers=tuple(Answer(text=text, tokens=1, ended=True) for text in texts))
 
 
-def test_finished_shards_are_kept_and_a_failing_answer_is_named(tmp_path: Path, functions: Path) -> None:
+def test_finished_shards_are_kept_and_an_answer_that_fails_to_score_is_named(
+    tmp_path: Path, functions: Path
+) -> None:
     answered = [answers_of(1, "ab", "a"), answers_of(2, "abcd", "")]
-    made: list[int] = []
-    asked = request(tmp_path, answered, score="picky", function=f"{functions}:picky")
+    answered_prompts: list[int] = []
+    scoring_request = request(tmp_path, answered, score="picky", function=f"{functions}:picky")
     with pytest.raises(
         UserError, match=r"raised ZeroDivisionError.* for the answer '' to the prompt 'question 2'"
     ):
-        scoring.score(asked, lambda shard, _: made.append(shard))
-    assert made == [0]
+        scoring.score(scoring_request, lambda shard, _: answered_prompts.append(shard))
+    assert answered_prompts == [0]
     functions.write_text(FUNCTIONS.replace("1.0 / len(answer)", "-1.0"))
-    scoring.score(asked, lambda shard, _: made.append(shard))
-    assert made == [0, 1]
-    found = [rows.read_scores(asked.shards_dir / rows.shard_name(shard)) for shard in (0, 1)]
-    assert [each.scores for shard in found for each in shard] == [(0.5, 1.0), (-1.0, -1.0)]
+    scoring.score(scoring_request, lambda shard, _: answered_prompts.append(shard))
+    assert answered_prompts == [0, 1]
+    stored_scores = [
+        rows.read_scores(scoring_request.shards_dir / rows.shard_name(shard)) for shard in (0, 1)
+    ]
+    assert [each.scores for shard in stored_scores for each in shard] == [(0.5, 1.0), (-1.0, -1.0)]
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +85,9 @@ def reward_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return reward_models.make(tmp_path_factory.mktemp("reward"))
 
 
-def test_a_reward_model_scores_answers_together_as_alone(tmp_path: Path, reward_model: Path) -> None:
+def test_a_reward_model_gives_an_answer_the_same_score_in_a_batch_as_alone(
+    tmp_path: Path, reward_model: Path
+) -> None:
     import torch
 
     from launchers.dataset import render
@@ -91,12 +97,12 @@ def test_a_reward_model_scores_answers_together_as_alone(tmp_path: Path, reward_
         answers_of(1, "yes", "a far longer answer than that, of many words"),
         answers_of(3, "no", "yes"),
     ]
-    asked = request(tmp_path, answered, score="model", model_dir=reward_model)
-    scoring.main(asked.save())
-    found = [
+    scoring_request = request(tmp_path, answered, score="model", model_dir=reward_model)
+    scoring.main(scoring_request.save())
+    stored_scores = [
         score
         for shard in (0, 1)
-        for each in rows.read_scores(asked.shards_dir / rows.shard_name(shard))
+        for each in rows.read_scores(scoring_request.shards_dir / rows.shard_name(shard))
         for score in each.scores
     ]
     tokenizer, model = render.load_tokenizer(reward_model, Settings()), causal.load(reward_model).eval()
@@ -108,5 +114,5 @@ def test_a_reward_model_scores_answers_together_as_alone(tmp_path: Path, reward_
             ((tokens, _),) = render.tokenize([conversation], tokenizer)
             with torch.inference_mode():
                 expected.append(model(torch.from_numpy(tokens).long()[None]).logits.item())
-    assert found == pytest.approx(expected, abs=1e-4)
-    assert len(set(found)) == 4
+    assert stored_scores == pytest.approx(expected, abs=1e-4)
+    assert len(set(stored_scores)) == 4

@@ -1,4 +1,4 @@
-"""Which answers are kept, and how scores are counted."""
+"""Selection of answers, and statistics of scores."""
 
 from __future__ import annotations
 
@@ -34,21 +34,24 @@ ANSWERS = [
 ]
 
 
-def kept(**values: float) -> list[tuple[int, str, float]]:
-    found, _ = select(PROMPTS, ANSWERS, SCORES, Rejection(**values))
-    return [(each.index, each.conversation.messages[-1].content, each.score) for each in found]
+def selected_answers(**values: float) -> list[tuple[int, str, float]]:
+    selection, _ = select(PROMPTS, ANSWERS, SCORES, Rejection(**values))
+    return [(each.index, each.conversation.messages[-1].content, each.score) for each in selection]
 
 
-def test_the_best_answer_of_each_prompt_is_kept_but_none_without_text() -> None:
-    assert kept() == [(0, "b", 3.0), (1, "c", 2.0), (2, "d", 5.0)]
+def test_the_best_answer_of_each_prompt_is_kept_unless_it_is_empty() -> None:
+    assert selected_answers() == [(0, "b", 3.0), (1, "c", 2.0), (2, "d", 5.0)]
 
 
-def test_min_score_and_top_share_leave_prompts_out() -> None:
-    assert (kept(min_score=3), kept(top_share=0.3)) == ([(0, "b", 3.0), (2, "d", 5.0)], [(2, "d", 5.0)])
-    assert kept(min_score=2.5, top_share=0.5) == [(2, "d", 5.0)]
+def test_min_score_and_top_share_drop_prompts() -> None:
+    assert (selected_answers(min_score=3), selected_answers(top_share=0.3)) == (
+        [(0, "b", 3.0), (2, "d", 5.0)],
+        [(2, "d", 5.0)],
+    )
+    assert selected_answers(min_score=2.5, top_share=0.5) == [(2, "d", 5.0)]
 
 
-def test_a_selection_counts_what_was_left_out() -> None:
+def test_a_selection_counts_the_dropped_prompts() -> None:
     _, selection = select(PROMPTS, ANSWERS, SCORES, Rejection(min_score=3))
     assert (selection.prompts, selection.empty, selection.cut, selection.below) == (4, 3, 1, 1)
     assert (selection.overview.drawn.answers, selection.kept.mean) == (8, 4.0)
@@ -61,26 +64,26 @@ def test_if_no_answer_is_left_the_best_score_is_reported() -> None:
     assert "min-score" in raised.value.advice
 
 
-def test_an_overview_begins_with_the_best_and_with_the_worst() -> None:
-    seen = overview(PROMPTS, ANSWERS, SCORES)
-    assert [each.score for each in seen.best] == [9.0, 7.0, 7.0, 5.0, 5.0]
-    assert [each.score for each in seen.worst] == [1.0, 2.0, 3.0, 5.0, 5.0]
+def test_an_overview_lists_the_best_and_the_worst_answers_in_order() -> None:
+    overview_shown = overview(PROMPTS, ANSWERS, SCORES)
+    assert [each.score for each in overview_shown.best] == [9.0, 7.0, 7.0, 5.0, 5.0]
+    assert [each.score for each in overview_shown.worst] == [1.0, 2.0, 3.0, 5.0, 5.0]
 
 
 def test_every_score_is_in_one_bin() -> None:
     values = [0.1 * step for step in range(101)]
-    found = distribution(values)
-    assert sum(each.answers for each in found.bins) == 101
-    assert found.bins[0].low == found.low == 0
-    assert found.bins[-1].high == found.high == values[-1]
-    some = distribution([0.0, 5.0, values[-1]], found)
-    assert [(each.low, each.high) for each in some.bins] == [(each.low, each.high) for each in found.bins]
+    histogram = distribution(values)
+    assert sum(each.answers for each in histogram.bins) == 101
+    assert histogram.bins[0].low == histogram.low == 0
+    assert histogram.bins[-1].high == histogram.high == values[-1]
+    some = distribution([0.0, 5.0, values[-1]], histogram)
+    assert [(each.low, each.high) for each in some.bins] == [(each.low, each.high) for each in histogram.bins]
     assert (some.bins[0].answers, some.bins[-1].answers, sum(each.answers for each in some.bins)) == (1, 1, 3)
     same = distribution([2.0, 2.0])
     assert [(each.low, each.high, each.answers) for each in same.bins] == [(2.0, 2.0, 2)]
 
 
-def test_means_are_over_the_answers_to_the_prompts_that_are_asked_for() -> None:
+def test_mean_scores_cover_the_answers_to_the_requested_prompts() -> None:
     assert mean_of(SCORES, {0, 1}) == 15 / 4
     assert mean_of(SCORES, set()) is None
     assert "not compared" in Comparison(prompts=0, before=None, after=None).text()

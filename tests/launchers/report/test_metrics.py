@@ -1,4 +1,4 @@
-"""Metrics: what a step's figures mean, and what is left blank."""
+"""Metrics of steps, and blank values."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def test_the_step_line_fits_a_terminal() -> None:
     assert "2.0 GiB" in step_line(metrics, 100_000, 2 * 2**30)
 
 
-def test_a_summary_leaves_out_the_step_that_warms_up() -> None:
+def test_a_summary_omits_the_warm_up_step() -> None:
     run = state(cpu_plan(), [1000] * 3, step(1, dt=60.0), step(2), step(3, loss=3.0))
     summary = summarize(run.metrics)
     assert summary.step_seconds == 0.5
     assert (summary.first_loss, summary.last_loss) == (4.0, 3.0)
 
 
-def test_a_run_without_a_step_has_no_summary_and_the_median_is_the_upper_one() -> None:
+def test_a_run_without_steps_has_no_summary_and_an_even_count_has_the_upper_median() -> None:
     assert (median([1.0, 2.0, 3.0, 4.0]), median([])) == (3.0, None)
     with pytest.raises(ValueError, match="no step"):
         summarize([])

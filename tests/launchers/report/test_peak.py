@@ -1,4 +1,4 @@
-"""The largest process's memory, and whose figure it is."""
+"""The memory of the largest process, and the counter that measured it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GIB = 2**30
         ([], [], 5, None),
     ],
 )
-def test_a_device_counts_where_it_shows_at_least_what_torch_reserved(
+def test_device_memory_counts_only_if_it_is_at_least_the_memory_reserved_by_torch(
     reserved: list[int | None], resident: list[int | None], device: int, expected: MemoryPeak | None
 ) -> None:
     assert largest_process(reserved, resident, device) == expected

@@ -1,4 +1,4 @@
-"""One line that is updated on a terminal, lines every so many steps elsewhere."""
+"""One updated line on a terminal, or a line every few steps elsewhere."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ print("the end")
 
 
 @pytest.mark.parametrize(("every", "shown"), [(1, list(range(4, 13))), (5, [4, 5, 10, 12])])
-def test_without_a_terminal_every_nth_the_first_and_the_last_step_have_a_line(
+def test_without_a_terminal_the_first_the_last_and_every_nth_step_are_logged(
     capsys: pytest.CaptureFixture[str], every: int, shown: list[int]
 ) -> None:
     progress = Progress(total_steps=12, interval=every)
@@ -39,20 +39,20 @@ def test_without_a_terminal_every_nth_the_first_and_the_last_step_have_a_line(
 
 
 @pytest.mark.parametrize(
-    ("total", "step_seconds", "fewest", "most"),
+    ("total", "step_seconds", "fewest", "line_limit"),
     [
         (180, 0.25, 9, 12),  # a tenth of the run
         (40, 0.01, 2, 3),  # at most one line per second
         (200, 30.0, 90, 110),  # at least one line per minute
     ],
 )
-def test_by_default_a_short_run_has_about_ten_lines_and_a_long_one_a_line_a_minute(
+def test_by_default_a_short_run_logs_about_ten_lines_and_a_long_run_one_line_per_minute(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     total: int,
     step_seconds: float,
     fewest: int,
-    most: int,
+    line_limit: int,
 ) -> None:
     now = 1000.0
     monkeypatch.setattr("launchers.report.progress.time.monotonic", lambda: now)
@@ -63,10 +63,10 @@ def test_by_default_a_short_run_has_about_ten_lines_and_a_long_one_a_line_a_minu
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("step 1/")
     assert lines[-1].startswith(f"step {total}/")
-    assert fewest <= len(lines) <= most
+    assert fewest <= len(lines) <= line_limit
 
 
-def test_by_default_checkpoints_have_at_most_one_line_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_by_default_checkpoints_are_logged_at_most_once_per_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
     monkeypatch.setattr("launchers.report.progress.time.monotonic", lambda: now)
     progress = Progress(total_steps=200, interval="auto")
@@ -79,7 +79,9 @@ def test_by_default_checkpoints_have_at_most_one_line_a_minute(monkeypatch: pyte
 
 
 @pytest.mark.parametrize(("columns", "bar"), [(79, False), (80, True)])
-def test_on_a_terminal_one_line_is_updated_and_others_appear_above_it(columns: int, bar: bool) -> None:
+def test_on_a_terminal_one_progress_line_is_updated_and_messages_appear_above_it(
+    columns: int, bar: bool
+) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     status, text = shown_on_terminal([sys.executable, "-c", _TRAINS], environment, ROOT, columns)
     assert status == 0

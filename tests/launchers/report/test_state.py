@@ -1,4 +1,4 @@
-"""RunState: the figures of a run from the telemetry of one node's ranks."""
+"""RunState: metrics of a run from the telemetry of the ranks of one node."""
 
 from __future__ import annotations
 
@@ -13,8 +13,17 @@ from estimator.models import find
 from estimator.plan import Plan
 from estimator.planning.planner import plan
 from launchers.report.metrics import Metrics, summarize
-from launchers.report.state import DRAWN_EVALUATIONS, RunState
-from launchers.report.telemetry import DistInfo, Drawn, Evaluated, Event, Memory, Phase, Step, Straggling
+from launchers.report.state import KEPT_IMAGE_SETS, RunState
+from launchers.report.telemetry import (
+    DistInfo,
+    Evaluated,
+    EvaluationImages,
+    Event,
+    Memory,
+    Phase,
+    Step,
+    Straggling,
+)
 
 
 def cpu_plan() -> Plan:
@@ -25,9 +34,9 @@ def cpu_plan() -> Plan:
 
 
 def with_peak(peak: float) -> Plan:
-    made = cpu_plan()
-    prediction = dataclasses.replace(made.prediction, peak_flops_per_gpu=peak, flops_per_token=1e9)
-    return dataclasses.replace(made, prediction=prediction)
+    plan_state = cpu_plan()
+    prediction = dataclasses.replace(plan_state.prediction, peak_flops_per_gpu=peak, flops_per_token=1e9)
+    return dataclasses.replace(plan_state, prediction=prediction)
 
 
 def step(number: int, loss: float | None = 4.0, dt: float = 0.5, *, rank: int = 0, tokens: int = 600) -> Step:
@@ -64,14 +73,14 @@ def test_speed_and_mfu_count_the_tokens_of_all_processes() -> None:
     assert unknown.steps[0].tokens_per_second == 2 * 200 / 0.5  # other nodes' tokens: as many as this node's
 
 
-def test_rank_0s_time_is_the_steps_whatever_the_order_of_reports() -> None:
+def test_the_time_of_a_step_is_that_of_rank_0_in_any_order_of_reports() -> None:
     reports = (step(1, None, 0.9, rank=1), step(1, 4.0, 0.5), step(1, None, 0.8, rank=2))
     for order in (reports, reports[::-1]):
         run = state(cpu_plan(), [1000], *order)
         assert [(each.dt, each.loss, each.tokens_per_second) for each in run.metrics] == [(0.5, 4.0, 2000)]
 
 
-def test_a_node_without_rank_0_has_the_slowest_ranks_time_and_no_loss() -> None:
+def test_a_node_without_rank_0_reports_the_time_of_its_slowest_rank_and_no_loss() -> None:
     run = state(cpu_plan(), [1000], step(1, None, 0.4, rank=2), step(1, None, 0.5, rank=1), total=9)
     assert run.metrics == ()
     (only,) = run.steps
@@ -79,19 +88,19 @@ def test_a_node_without_rank_0_has_the_slowest_ranks_time_and_no_loss() -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_every_node_has_the_speed_of_the_whole_run(rank: int) -> None:
+def test_every_node_reports_the_speed_of_the_whole_run(rank: int) -> None:
     report = step(1, 4.0 if rank == 0 else None, 1.0, rank=rank, tokens=(100, 300)[rank])
     run = state(cpu_plan(), [400], report)
     assert run.steps[0].tokens_per_second == run.tokens_per_second == 400
     assert not run.metrics or summarize(run.metrics).tokens_per_second == 400
 
 
-def test_the_eta_is_the_median_step_times_what_is_left() -> None:
+def test_the_eta_is_the_median_step_time_times_the_remaining_steps() -> None:
     first = step(1, dt=60.0)  # warms up
     assert after(cpu_plan(), [1000] * 10, first, step(2, dt=1.0), step(3, dt=1.0)).eta_seconds == 7.0
 
 
-def test_the_time_left_counts_evaluations_and_the_speed_does_not() -> None:
+def test_the_eta_includes_evaluations_and_the_speed_does_not() -> None:
     run = state(cpu_plan(), [1000] * 10, step(1), step(2))
     before = run.metrics[-1]
     assert before.eta_seconds == run.eta_seconds == pytest.approx(8 * 0.5)
@@ -104,13 +113,13 @@ def test_the_time_left_counts_evaluations_and_the_speed_does_not() -> None:
     assert run.step(3).eta_seconds == run.eta_seconds == pytest.approx(7 * 0.5 * 1.5)
 
 
-def test_a_step_that_took_no_time_has_no_speed_and_leaves_none() -> None:
+def test_a_step_of_zero_duration_has_no_speed_and_no_eta() -> None:
     run = state(cpu_plan(), [1000] * 3, evaluated(0, 2.0, 5.0), step(1, dt=0.0))
     only = run.metrics[0]
     assert only.tokens_per_second == only.samples_per_second == only.eta_seconds == run.eta_seconds == 0
 
 
-def test_a_resumed_run_has_all_steps_and_counts_its_own_times_for_the_eta() -> None:
+def test_a_resumed_run_shows_all_steps_and_bases_its_eta_on_its_own_steps() -> None:
     first = state(cpu_plan(), [1000] * 10, *(step(number, dt=9.0) for number in (1, 2, 3)))
     first.add(evaluated(2, 2.0, 50.0))
     first.add(evaluated(3, 3.0, 50.0))
@@ -133,14 +142,14 @@ def test_the_phase_is_that_of_the_slowest_rank() -> None:
     assert (run.phase, run.phases) == ("load", {0: "train", 1: "load"})
 
 
-def test_a_checkpoint_takes_until_training_goes_on() -> None:
+def test_a_checkpoint_lasts_until_training_continues() -> None:
     times = {"checkpoint": (1.0, 10.0, 20.0), "train": (4.0, 11.0, 22.0)}
     pairs = zip(times["checkpoint"], times["train"], strict=True)
     events = [Phase(rank=0, name=name, at=at) for pair in pairs for name, at in zip(times, pair, strict=True)]
     assert state(None, None, *events).checkpoint_seconds == 2.0
 
 
-def test_each_rank_has_its_place_its_peaks_and_its_own_speed() -> None:
+def test_each_rank_has_its_node_its_memory_peaks_and_its_speed() -> None:
     place = {"rank": 1, "local_rank": 1, "world_size": 2, "node": 0, "host": "h0", "pid": 7}
     run_info = {"backend": "nccl", "scheduler": "local", "engine": "fsdp2"}
     info = DistInfo(device="cuda:1 NVIDIA H200", **place, **run_info)
@@ -154,17 +163,17 @@ def test_each_rank_has_its_place_its_peaks_and_its_own_speed() -> None:
     assert (run.memory_peak.size_bytes, run.memory_peak.counter) == (6, "reserved")
 
 
-def test_late_ranks_have_a_line_with_their_newest_state() -> None:
+def test_each_late_rank_has_one_line_with_its_latest_state() -> None:
     late = Straggling(rank=1, local_rank=0, node=1, host="h1", since=3, step=20, share=0.3)
-    assert "is late" in state(cpu_plan(), None, late).late[0]
+    assert "is late" in state(cpu_plan(), None, late).straggler_lines[0]
     over = dataclasses.replace(late, over=True)
-    (line,) = state(cpu_plan(), None, late, over).late
+    (line,) = state(cpu_plan(), None, late, over).straggler_lines
     assert "on time again" in line
 
 
-def test_a_run_without_a_plan_has_speeds_of_its_own_and_without_events_or_tokens_none() -> None:
+def test_a_run_without_a_plan_has_measured_speeds_but_none_without_events_or_tokens() -> None:
     empty = RunState()
-    assert empty.steps == empty.ranks == empty.evaluations == empty.late == ()
+    assert empty.steps == empty.ranks == empty.evaluations == empty.straggler_lines == ()
     assert empty.tokens_per_second is empty.mfu is empty.eta_seconds is empty.memory_peak is None
     for number in (1, 2, 3):
         empty.add(step(number, tokens=0))
@@ -177,20 +186,24 @@ def test_a_run_without_a_plan_has_speeds_of_its_own_and_without_events_or_tokens
 
 
 def test_a_snapshot_is_left_unchanged_by_later_events() -> None:
-    run = state(cpu_plan(), [1000] * 3, step(1), Drawn(rank=0, step=0, captions=(), pictures=()))
-    kept = run.snapshot()
-    for event in (step(2), Phase(rank=0, name="save"), Drawn(rank=0, step=1, captions=(), pictures=())):
+    run = state(cpu_plan(), [1000] * 3, step(1), EvaluationImages(rank=0, step=0, captions=(), pictures=()))
+    snapshot = run.snapshot()
+    for event in (
+        step(2),
+        Phase(rank=0, name="save"),
+        EvaluationImages(rank=0, step=1, captions=(), pictures=()),
+    ):
         run.add(event)
-    assert (len(kept.steps), len(kept.drawn), kept.phase) == (1, 1, "")
-    assert (len(run.steps), len(run.drawn), run.phase) == (2, 2, "save")
+    assert (len(snapshot.steps), len(snapshot.evaluation_images), snapshot.phase) == (1, 1, "")
+    assert (len(run.steps), len(run.evaluation_images), run.phase) == (2, 2, "save")
 
 
-def test_pictures_of_the_base_and_of_the_newest_evaluations_are_kept() -> None:
+def test_sample_images_of_the_base_and_of_the_latest_evaluations_are_kept() -> None:
     run, resumed = RunState(), RunState()
     for step in (3, 0, 1, 4, 2):
-        run.add(Drawn(rank=0, step=step, captions=(), pictures=(), at=0.0))
-    assert DRAWN_EVALUATIONS == 2
-    assert [event.step for event in run.drawn] == [0, 3, 4]
+        run.add(EvaluationImages(rank=0, step=step, captions=(), pictures=(), at=0.0))
+    assert KEPT_IMAGE_SETS == 2
+    assert [event.step for event in run.evaluation_images] == [0, 3, 4]
     assert [event["step"] for event in run.notes(3, keeps_best=False)["drawn"]] == [0, 3]
     resumed.restore(run.notes(4, keeps_best=False), with_metrics=False)
-    assert resumed.drawn == run.drawn
+    assert resumed.evaluation_images == run.evaluation_images

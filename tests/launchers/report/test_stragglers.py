@@ -1,4 +1,4 @@
-"""Who holds a training up, from crafted paces."""
+"""Detection of stragglers, from simulated step times."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from launchers.report.stragglers import MIN_STEPS, WARM_UP, Stragglers, describe, lags, late_lines
-from launchers.report.telemetry import Pace, Straggling
+from launchers.report.telemetry import StepTiming, Straggling
 
 SOON = 20  # steps within which a straggler is named
 
 
-def pace(rank: int, step: int, in_collectives: float, dt: float = 1.0, per_node: int = 2) -> Pace:
+def pace(rank: int, step: int, in_collectives: float, dt: float = 1.0, per_node: int = 2) -> StepTiming:
     node, times = rank // per_node, {"dt": dt, "in_collectives": in_collectives}
-    return Pace(rank=rank, local_rank=rank % per_node, node=node, host=f"h{node}", step=step, **times)
+    return StepTiming(rank=rank, local_rank=rank % per_node, node=node, host=f"h{node}", step=step, **times)
 
 
-def paces(step: int, own: dict[int, float], per_node: int, noise: float = 0.0) -> list[Pace]:
-    """One synchronous step: each rank works ``own`` seconds and waits for the slowest."""
-    spent = {rank: seconds * random.lognormvariate(0, noise) for rank, seconds in own.items()}
+def paces(step: int, base_paces: dict[int, float], per_node: int, noise: float = 0.0) -> list[StepTiming]:
+    """Simulate one synchronous step: each rank works its seconds and waits for the slowest."""
+    spent = {rank: seconds * random.lognormvariate(0, noise) for rank, seconds in base_paces.items()}
     took = max(spent.values()) + 0.01
     return [pace(rank, step, took - seconds, took, per_node) for rank, seconds in spent.items()]
 
 
 def follow(
-    count: int, per_node: int, own: Callable[[int, int], float], *, steps: int, noise: float = 0.0
+    count: int, per_node: int, node_pace: Callable[[int, int], float], *, steps: int, noise: float = 0.0
 ) -> list[Straggling]:
-    """Return the events of a training in which each rank works ``own(rank, step)`` seconds."""
+    """Return the events of a run in which each rank works the seconds of a function of rank and step."""
     random.seed(7)
     watch, events = Stragglers(count, per_node), []
     for step in range(1, steps + 1):
-        of_step = paces(step, {rank: own(rank, step) for rank in range(count)}, per_node, noise)
+        of_step = paces(step, {rank: node_pace(rank, step) for rank in range(count)}, per_node, noise)
         random.shuffle(of_step)
         events += [each for pace in of_step for each in watch.add(pace)]
     return events
@@ -46,7 +46,7 @@ def test_a_straggler_is_named_within_a_few_steps(count: int) -> None:
     assert events[0].share == pytest.approx(0.3 / 1.31, abs=0.05)
 
 
-def test_one_gpu_of_a_node_is_named_and_of_a_late_node_the_node() -> None:
+def test_a_late_gpu_is_named_and_a_node_with_all_ranks_late_is_named_as_a_node() -> None:
     gpu = follow(16, 8, lambda rank, _: 1.5 if rank == 11 else 1.0, steps=SOON)
     assert late_lines(gpu, on_gpus=True) == [
         "rank 11 (GPU 3 of node 1, h1) is late: it delays the others by 33% of each step since step 3"
@@ -57,26 +57,26 @@ def test_one_gpu_of_a_node_is_named_and_of_a_late_node_the_node() -> None:
     ]
 
 
-def test_noise_single_long_steps_and_alternating_ranks_name_no_straggler() -> None:
+def test_noise_single_long_steps_and_alternating_ranks_report_no_straggler() -> None:
     assert follow(4, 2, lambda rank, step: 600.0 if (rank, step) == (1, 9) else 1.0, steps=60) == []
     assert follow(2, 1, lambda *_: 1.0, steps=2000, noise=0.3) == []
     assert follow(64, 8, lambda *_: 1.0, steps=300, noise=0.1) == []
     assert follow(4, 1, lambda rank, step: 3.0 if step % 4 == rank else 1.0, steps=400) == []
 
 
-def test_more_than_half_late_names_no_straggler_and_a_recovery_is_reported() -> None:
+def test_no_straggler_is_named_if_more_than_half_are_late_and_a_recovery_is_reported() -> None:
     assert follow(8, 2, lambda rank, _: 1.5 if rank < 5 else 1.0, steps=60) == []
 
-    def own(rank: int, step: int) -> float:
+    def node_pace(rank: int, step: int) -> float:
         return 1.5 if rank == 2 and step < 40 else 1.0
 
-    first, last = follow(4, 1, own, steps=80)
+    first, last = follow(4, 1, node_pace, steps=80)
     assert (first.rank, first.over, last.rank, last.over) == (2, False, 2, True)
     assert "on time again" in describe(last, on_gpus=False)
     assert 40 <= last.step <= 40 + SOON
 
 
-def test_a_step_that_a_rank_never_reports_is_forgotten() -> None:
+def test_a_step_that_one_rank_never_reports_is_discarded() -> None:
     watch = Stragglers(2, 1)
     for step in range(1, 1000):
         of_step = paces(step, {0: 1.0, 1: 1.0}, 1)
@@ -107,12 +107,12 @@ def lagging(lag_of_steps: Sequence[float], dt: float = 1.0) -> list[Straggling]:
         ([0.11, 9.0] * (MIN_STEPS // 2), False),  # the lags scatter too much
     ],
 )
-def test_a_rank_is_late_above_its_limits(lag_of_steps: list[float], named: bool) -> None:
+def test_a_rank_is_late_only_above_the_limits(lag_of_steps: list[float], named: bool) -> None:
     assert [each.rank for each in lagging(lag_of_steps)] == [0] * named
 
 
 @pytest.mark.parametrize(("dt", "step"), [(1.0, NAMED_AT), (0.3125, NAMED_AT), (0.3, NAMED_AT + 1)])
-def test_a_rank_is_named_after_sixteen_steps_and_five_seconds(dt: float, step: int) -> None:
+def test_a_straggler_is_named_after_sixteen_steps_and_five_seconds(dt: float, step: int) -> None:
     (named,) = lagging([0.5] * (MIN_STEPS + 1), dt)
     assert (named.step, named.since) == (step, WARM_UP + 1)
     assert named.share == pytest.approx(0.5)

@@ -1,4 +1,4 @@
-"""Trackers: every step's metrics arrive where they were asked for."""
+"""Experiment trackers receive the metrics of every step."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ def metrics(step: int) -> Metrics:
 
 
 def track(name: str, folder: Path) -> None:
-    made = Trackers(settings.build({"tracker": [name]}), run_name="run-1", folder=folder)
+    result = Trackers(settings.build({"tracker": [name]}), run_name="run-1", folder=folder)
     for step in (1, 2, 3):
-        made.log(step, metrics(step).figures())
-    made.close()
+        result.log(step, metrics(step).figures())
+    result.close()
 
 
 def losses_in(folder: Path) -> list[float]:
-    """What TensorBoard reads of the run."""
+    """Return the losses that TensorBoard reads for the run."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    found = EventAccumulator(str(folder / "run-1")).Reload()
-    assert "mfu" not in found.Tags()["scalars"]  # not known is not 0
-    return [event.value for event in found.Scalars("loss")]
+    events = EventAccumulator(str(folder / "run-1")).Reload()
+    assert "mfu" not in events.Tags()["scalars"]  # not known is not 0
+    return [event.value for event in events.Scalars("loss")]
 
 
 def test_tensorboard_gets_every_step(tmp_path: Path) -> None:
@@ -44,7 +44,7 @@ def test_tensorboard_gets_every_step(tmp_path: Path) -> None:
     assert losses_in(tmp_path) == [7.0, 6.0, 5.0]
 
 
-def test_wandb_keeps_an_offline_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb_stores_an_offline_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if importlib.util.find_spec("wandb") is None:
         pytest.skip("wandb is not installed: pip install wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
@@ -66,13 +66,13 @@ def test_mlflow_gets_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert [point.value for point in history] == [7.0, 6.0, 5.0]
 
 
-def test_a_tracker_that_is_not_installed_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_tracker_package_is_named_with_its_installation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(UserError, match="pip install wandb"):
         check_installed(["wandb"])
 
 
-def test_a_tracker_that_fails_costs_neither_the_run_nor_the_others(
+def test_a_failing_tracker_stops_neither_the_run_nor_other_trackers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from accelerate import tracking
@@ -81,18 +81,20 @@ def test_a_tracker_that_fails_costs_neither_the_run_nor_the_others(
         raise ConnectionError("no answer from\nhttps://me:s3cret@mlflow.example.com/api")
 
     monkeypatch.setattr(tracking, "MLflowTracker", refuse)
-    made = Trackers(settings.build({"tracker": ["mlflow", "tensorboard"]}), run_name="run-1", folder=tmp_path)
+    used_trackers = Trackers(
+        settings.build({"tracker": ["mlflow", "tensorboard"]}), run_name="run-1", folder=tmp_path
+    )
     for step in (1, 2, 3):
-        made.log(step, metrics(step).figures())
-    made.close()
+        used_trackers.log(step, metrics(step).figures())
+    used_trackers.close()
     assert losses_in(tmp_path) == [7.0, 6.0, 5.0]
-    said = capsys.readouterr().err
-    assert said.count("receives no more metrics of this run: ConnectionError: ") == 1
-    assert "mlflow.example.com" in said
-    assert "s3cret" not in said
+    output = capsys.readouterr().err
+    assert output.count("receives no more metrics of this run: ConnectionError: ") == 1
+    assert "mlflow.example.com" in output
+    assert "s3cret" not in output
 
 
-def test_a_tracker_that_hangs_holds_up_neither_the_run_nor_the_others(
+def test_a_hanging_tracker_delays_neither_the_run_nor_other_trackers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from accelerate import tracking
@@ -105,25 +107,27 @@ def test_a_tracker_that_hangs_holds_up_neither_the_run_nor_the_others(
 
     monkeypatch.setattr(tracking, "MLflowTracker", hang)
     monkeypatch.setattr(trackers, "CLOSE_S", 2.0)
-    made = Trackers(settings.build({"tracker": ["mlflow", "tensorboard"]}), run_name="run-1", folder=tmp_path)
+    used_trackers = Trackers(
+        settings.build({"tracker": ["mlflow", "tensorboard"]}), run_name="run-1", folder=tmp_path
+    )
     began = time.monotonic()
     for step in (1, 2, 3):
-        made.log(step, metrics(step).figures())
+        used_trackers.log(step, metrics(step).figures())
     assert time.monotonic() - began < 1
-    made.close()
+    used_trackers.close()
     assert time.monotonic() - began < 30
     assert "tracker mlflow did not receive all metrics within 2 s" in capsys.readouterr().err
     answers.set()
     assert losses_in(tmp_path) == [7.0, 6.0, 5.0]
 
 
-def test_no_tracker_writes_nothing(tmp_path: Path) -> None:
-    made = Trackers(settings.build({}), run_name="run-1", folder=tmp_path / "none")
-    made.log(1, metrics(1).figures())
-    made.close()
+def test_nothing_is_written_without_a_tracker(tmp_path: Path) -> None:
+    used_trackers = Trackers(settings.build({}), run_name="run-1", folder=tmp_path / "none")
+    used_trackers.log(1, metrics(1).figures())
+    used_trackers.close()
     assert not (tmp_path / "none").exists()
 
 
-def test_configurations_are_flat_and_without_what_is_unset() -> None:
+def test_tracker_configurations_are_flat_and_omit_unset_values() -> None:
     values = {"a": {"b": 1, "c": {"d": None, "e": Path("x")}}, "f": True}
     assert _flat(values) == {"a.b": 1, "a.c.e": "x", "f": True}

@@ -1,4 +1,4 @@
-"""Where the time of a trace's steps went, on small traces written by hand. Times are microseconds."""
+"""Attribution of time in a trace, on small handwritten traces. Times are in microseconds."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def _mark(name: str, begin: float, end: float, thread: int = 1) -> Event:
 STEP = _mark(f"{trace.STEP}3", 0, 1000)
 
 
-def _microseconds(found: Split) -> dict[str, float]:
-    return {kind: pytest.approx(seconds * 1e6) for kind, seconds in found.seconds}
+def _microseconds(window: Split) -> dict[str, float]:
+    return {kind: pytest.approx(seconds * 1e6) for kind, seconds in window.seconds}
 
 
-def test_on_a_cpu_each_moment_is_the_innermost_operators() -> None:
-    found = split(
+def test_on_a_cpu_time_is_attributed_to_the_innermost_operator() -> None:
+    window = split(
         [
             STEP,
             _mark(f"{trace.PHASE}data", 0, 100),
@@ -52,8 +52,8 @@ def test_on_a_cpu_each_moment_is_the_innermost_operators() -> None:
             _span("aten::mul_", 710, 800),
         ]
     )
-    assert found.device == "cpu"
-    assert _microseconds(found) == {
+    assert window.device == "cpu"
+    assert _microseconds(window) == {
         "products": 280,
         "attention": 100,
         "other operators": 20,
@@ -61,24 +61,24 @@ def test_on_a_cpu_each_moment_is_the_innermost_operators() -> None:
         "data": 100,
         "idle": 300,
     }
-    assert found.step_seconds == pytest.approx(1e-3)
-    assert found.operators[0] == Operator(name="aten::addmm", seconds=pytest.approx(240e-6), calls=1)
+    assert window.step_seconds == pytest.approx(1e-3)
+    assert window.operators[0] == Operator(name="aten::addmm", seconds=pytest.approx(240e-6), calls=1)
 
 
-def test_a_collective_costs_what_the_training_thread_waits_for_it() -> None:
-    found = split(
+def test_the_cost_of_a_collective_is_the_wait_of_the_training_thread() -> None:
+    window = split(
         [
             STEP,
             _span("aten::mm", 0, 600),
             _mark("gloo:all_reduce", 500, 800, thread=2),
         ]
     )
-    assert _microseconds(found) == {"products": 600, "all_reduce": 200, "idle": 200}
-    assert dict(found.hidden) == {"all_reduce": pytest.approx(100e-6)}
+    assert _microseconds(window) == {"products": 600, "all_reduce": 200, "idle": 200}
+    assert dict(window.hidden) == {"all_reduce": pytest.approx(100e-6)}
 
 
-def test_on_a_gpu_the_streams_count_and_a_kernel_is_of_the_operator_that_launched_it() -> None:
-    found = split(
+def test_on_a_gpu_stream_time_is_attributed_to_the_operator_that_launched_the_kernel() -> None:
+    window = split(
         [
             STEP,
             _span("aten::mm", 0, 20),
@@ -91,19 +91,19 @@ def test_on_a_gpu_the_streams_count_and_a_kernel_is_of_the_operator_that_launche
             _span("multi_tensor_apply", 700, 800, "kernel", 7, correlation=8),
         ]
     )
-    assert found.device == "cuda"
-    assert _microseconds(found) == {"products": 300, "optimizer": 100, "all_gather": 200, "idle": 400}
-    assert dict(found.hidden) == {"all_gather": pytest.approx(100e-6)}
-    assert {each.name for each in found.operators} >= {"aten::mm", "aten::_foreach_add_"}
+    assert window.device == "cuda"
+    assert _microseconds(window) == {"products": 300, "optimizer": 100, "all_gather": 200, "idle": 400}
+    assert dict(window.hidden) == {"all_gather": pytest.approx(100e-6)}
+    assert {each.name for each in window.operators} >= {"aten::mm", "aten::_foreach_add_"}
 
 
-def test_steps_are_averaged_and_what_lies_between_them_is_left_out() -> None:
+def test_steps_are_averaged_and_time_between_steps_is_omitted() -> None:
     steps = [_mark(f"{trace.STEP}{n}", begin, begin + 100) for n, begin in ((1, 0), (2, 500))]
-    found = split(
+    window = split(
         [*steps, _span("aten::mm", 0, 50), _span("aten::mm", 200, 400), _span("aten::mm", 500, 530)]
     )
-    assert (found.steps, found.step_seconds) == (2, pytest.approx(100e-6))
-    assert _microseconds(found) == {"products": 40, "idle": 60}
+    assert (window.steps, window.step_seconds) == (2, pytest.approx(100e-6))
+    assert _microseconds(window) == {"products": 40, "idle": 60}
 
 
 STEP_OF_100 = _mark(f"{trace.STEP}1", 100, 200)
@@ -116,16 +116,16 @@ STEP_OF_100 = _mark(f"{trace.STEP}1", 100, 200)
         [_span("gemm", 50, 120, "kernel", 7), _span("copy", 190, 300, "gpu_memcpy", 7)],
     ],
 )
-def test_work_that_exceeds_a_step_counts_only_within_it(work: list[Event]) -> None:
-    found = split([STEP_OF_100, *work])
-    assert _microseconds(found) == {"products": 20, "other operators": 10, "idle": 70}
-    assert {each.name: each.calls for each in found.operators} == {work[0]["name"]: 0, work[1]["name"]: 1}
+def test_operators_that_extend_beyond_a_step_count_only_within_it(work: list[Event]) -> None:
+    window = split([STEP_OF_100, *work])
+    assert _microseconds(window) == {"products": 20, "other operators": 10, "idle": 70}
+    assert {each.name: each.calls for each in window.operators} == {work[0]["name"]: 0, work[1]["name"]: 1}
 
 
-def test_a_gpu_that_waits_for_data_is_not_idle_then() -> None:
+def test_time_in_which_a_gpu_waits_for_data_does_not_count_as_idle() -> None:
     step, data = _mark(f"{trace.STEP}1", 0, 100), _mark(f"{trace.PHASE}data", 10, 40)
-    found = split([step, data, _span("gemm", 30, 60, "kernel", 7)])
-    assert _microseconds(found) == {"products": 30, "data": 20, "idle": 50}
+    window = split([step, data, _span("gemm", 30, 60, "kernel", 7)])
+    assert _microseconds(window) == {"products": 30, "data": 20, "idle": 50}
 
 
 @pytest.mark.parametrize(
@@ -137,9 +137,9 @@ def test_a_gpu_that_waits_for_data_is_not_idle_then() -> None:
         ("c10d::send", "send and receive"),
     ],
 )
-def test_a_collective_is_recognized_by_the_longest_word_in_its_name(name: str, kind: str) -> None:
-    found = split([STEP_OF_100, _mark(name, 120, 150, thread=2)])
-    assert _microseconds(found) == {kind: 30, "idle": 70}
+def test_a_collective_is_recognized_by_the_longest_matching_keyword_in_its_name(name: str, kind: str) -> None:
+    window = split([STEP_OF_100, _mark(name, 120, 150, thread=2)])
+    assert _microseconds(window) == {kind: 30, "idle": 70}
 
 
 def test_parts_that_were_neither_predicted_nor_measured_have_no_row() -> None:
@@ -156,7 +156,7 @@ def test_a_trace_without_a_step_is_refused() -> None:
         split([_span("aten::mm", 0, 50)])
 
 
-def test_memory_of_a_gpu_counts_all_and_that_of_a_cpu_what_came() -> None:
+def test_memory_on_a_gpu_counts_from_the_total_and_on_a_cpu_from_the_window_start() -> None:
     def grown(at: float, size: int, total: int, device: int) -> Event:
         args = {"Device Type": device, "Bytes": size, "Total Allocated": total}
         return {"ph": "i", "name": "[memory]", "ts": at, "args": args}
@@ -187,7 +187,7 @@ def example() -> Window:
     )
 
 
-def test_what_is_predicted_together_is_compared_together() -> None:
+def test_kinds_that_are_predicted_together_are_compared_together() -> None:
     predicted = dataclasses.replace(
         plan(Job(model=find("llama-8b"), method="lora"), Target(kind="kubernetes", gpu="H100")).prediction,
         step_parts=(("forward and backward", 0.25), ("collectives, exposed", 0.05), ("optimizer", 0.04)),
@@ -211,7 +211,7 @@ def test_what_is_predicted_together_is_compared_together() -> None:
     )
 
 
-def test_collectives_are_compared_with_what_they_take_in_all_also_hidden() -> None:
+def test_predicted_collectives_are_compared_with_exposed_plus_hidden_time() -> None:
     plain = plan(Job(model=find("llama-8b"), method="lora"), Target(kind="kubernetes", gpu="H100")).prediction
     predicted = dataclasses.replace(plain, step_collectives=(("all_gather", 0.25), ("reduce_scatter", 0.1)))
     reduced, gathered = collectives(example(), predicted)
@@ -221,7 +221,7 @@ def test_collectives_are_compared_with_what_they_take_in_all_also_hidden() -> No
     assert [each.predicted for each in collectives(example(), None)] == [None]
 
 
-def test_a_window_goes_through_json_and_a_trace_through_gzip(tmp_path: Path) -> None:
+def test_a_window_survives_json_and_a_trace_survives_gzip(tmp_path: Path) -> None:
     assert Window.from_dict(json.loads(json.dumps(example().to_dict()))) == example()
     trace = tmp_path / "t.json.gz"
     trace.write_bytes(gzip.compress(json.dumps({"traceEvents": [STEP]}).encode()))

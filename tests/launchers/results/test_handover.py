@@ -1,4 +1,4 @@
-"""A finished model answers in the form that its page shows, from its folder alone."""
+"""A finished model answers as in the example on its card, from its folder alone."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ CHATS = [
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A base model: without a chat template or an end of turns."""
+    """A base model without a chat template and end-of-turn token."""
     folder = tiny_llama.make(tmp_path_factory.mktemp("models") / "base")
     config = json.loads((folder / "tokenizer_config.json").read_text())
     del config["chat_template"]
@@ -52,7 +52,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def job_of(base: Path, work: Path, values: dict[str, Any], rows: list[Any] | None = None) -> TrainJob:
-    """A job whose data is prepared."""
+    """Return a job with prepared data."""
     settings = build({"engine": "fsdp2", "global_batch_size": 1, "max_steps": 1} | values)
     model_dir = as_trained(base, settings, work)
     samples = CHATS if rows is None else rows
@@ -62,7 +62,7 @@ def job_of(base: Path, work: Path, values: dict[str, Any], rows: list[Any] | Non
 
 
 def handed_over(base: Path, work: Path, values: dict[str, Any], rows: list[Any] | None = None) -> Path:
-    """The folder of a model that is done without a step: what is trained is the base."""
+    """Return the export of a job without training: the trained weights are those of the base."""
     job = job_of(base, work, values, rows)
     (job.output_dir / "model").mkdir(parents=True)
     for path in job.model_dir.glob("*.safetensors"):
@@ -72,7 +72,7 @@ def handed_over(base: Path, work: Path, values: dict[str, Any], rows: list[Any] 
 
 
 def run_the_page(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
-    """What the snippet of a folder's page prints."""
+    """Run the example on the model card of a folder; return its output."""
     lines = (folder / handover.PAGE).read_text().partition(handover.HEADING + "\n\n")[2]
     lines = lines.partition("\n\nA conversation")[0].partition("\n\n## ")[0]
     code = "\n".join(line.removeprefix("    ") for line in lines.splitlines())
@@ -84,7 +84,7 @@ def run_the_page(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
 
 
 @pytest.mark.parametrize("template", [None, CHATML], ids=["built-in", "settings"])
-def test_the_template_that_was_trained_with_is_the_exported_tokenizers(
+def test_the_exported_tokenizer_has_the_chat_template_used_in_training(
     base: Path, tmp_path: Path, template: str | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from transformers import AutoTokenizer
@@ -129,7 +129,7 @@ TOOLS = [{"type": "function", "function": {"name": "add", "description": "Adds t
         ("book é.txt", {"task": "pretrain"}),
     ],
 )
-def test_data_in_any_form_ends_as_a_model_that_answers_as_its_page_says(
+def test_a_model_trained_on_any_data_format_runs_the_example_of_its_model_card(
     base: Path, tmp_path: Path, name: str, values: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = tmp_path / "my data" / name
@@ -150,7 +150,9 @@ def test_data_in_any_form_ends_as_a_model_that_answers_as_its_page_says(
     assert printed.strip() if chats else printed.startswith("The beginning of a text")
 
 
-def test_a_reward_models_page_scores(base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_example_on_the_card_of_a_reward_model_prints_a_score(
+    base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     from launchers.dataset import preferences
 
     rows = list(preferences.from_conversations(CHATS))
@@ -170,7 +172,7 @@ def test_a_reward_models_page_scores(base: Path, tmp_path: Path, capsys: pytest.
     ],
     ids=lambda values: "-".join(map(str, values.values()))[:20],
 )
-def test_the_page_of_an_adapter_alone_asks_it_on_its_base(
+def test_the_example_on_the_card_of_an_adapter_loads_it_on_its_base(
     base: Path, tmp_path: Path, values: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     from launchers.dataset import preferences
@@ -191,18 +193,20 @@ def test_the_page_of_an_adapter_alone_asks_it_on_its_base(
     assert float(printed) == 0.0 if reward else printed
 
 
-def test_paths_with_spaces_stay_one_word_of_ggufs_command(base: Path, tmp_path: Path) -> None:
+def test_paths_with_spaces_are_quoted_in_the_gguf_command(base: Path, tmp_path: Path) -> None:
     spaced = Path(shutil.copytree(base, tmp_path / "my base"))
     adapter = tmp_path / "my run" / "adapter"
     adapter.mkdir(parents=True)
     (adapter / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA"}))
     command = gguf.command(adapter, spaced, str(spaced)) or ""
     (adapter / handover.PAGE).write_text(f"## GGUF, for llama.cpp\n\n    {command}\n")
-    words = shlex.split(handover.gguf_command(adapter) or "")
-    assert words[2:5] == ["--base", str(spaced), str(adapter)]
+    arguments = shlex.split(handover.gguf_command(adapter) or "")
+    assert arguments[2:5] == ["--base", str(spaced), str(adapter)]
 
 
-def test_gguf_is_of_architectures_that_transformers_has(base: Path, tmp_path: Path) -> None:
+def test_gguf_architectures_exist_in_transformers_and_others_have_no_command(
+    base: Path, tmp_path: Path
+) -> None:
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     assert gguf.supported_architectures() <= set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())

@@ -1,4 +1,4 @@
-"""A model that is pushed to the Hub arrives whole, and what would keep it from there is said before."""
+"""A model is pushed to the Hub completely, and obstacles are reported before the run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 @pytest.fixture
 def finished(tmp_path: Path) -> Path:
-    """What a run with adapters leaves."""
+    """The export of a run with adapters."""
     for name, text in {
         "model/model.safetensors": "weights",
         "model/config.json": "{}",
@@ -44,7 +44,7 @@ def settings(**export: Any) -> Settings:
     return build({"export": {"push": f"{USER}/mine"} | export})
 
 
-def test_model_and_adapter_arrive_in_a_private_repository_and_again_changes_nothing(
+def test_a_push_creates_a_private_repository_and_a_second_push_changes_nothing(
     hub: Hub, finished: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hub_push.check(settings(), must_reach=True)
@@ -61,7 +61,7 @@ def test_model_and_adapter_arrive_in_a_private_repository_and_again_changes_noth
     assert TOKEN not in capsys.readouterr().out
 
 
-def test_a_push_that_fails_half_way_goes_on_with_what_is_missing(
+def test_a_push_that_failed_half_way_resumes_with_the_missing_files(
     hub: Hub, finished: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from huggingface_hub.utils import _http
@@ -78,7 +78,7 @@ def test_a_push_that_fails_half_way_goes_on_with_what_is_missing(
     assert hub.files[f"{USER}/mine"]["model.safetensors"] == b"weights"
 
 
-def test_an_adapter_that_is_handed_over_alone_is_the_repository(hub: Hub, finished: Path) -> None:
+def test_an_adapter_without_a_model_is_pushed_to_the_root_of_the_repository(hub: Hub, finished: Path) -> None:
     for path in (finished / "model").iterdir():
         path.unlink()
     (finished / "model").rmdir()
@@ -90,7 +90,7 @@ FINE_GRAINED = {"role": "fineGrained", "fineGrained": {"scoped": []}}
 
 
 @pytest.mark.parametrize(
-    ("token", "account", "repo", "said"),
+    ("token", "account", "repo", "expected"),
     [
         (None, {}, "tester/mine", "no token is set"),
         ("hf_wrong", {}, "tester/mine", "rejects this token"),
@@ -106,17 +106,19 @@ def test_obstacles_to_a_push_are_reported_before_the_run(
     token: str | None,
     account: dict[str, Any],
     repo: str,
-    said: str,
+    expected: str,
 ) -> None:
     lab.use(hub, monkeypatch, token)
     hub.account |= account
-    with pytest.raises(UserError, match=said) as error:
+    with pytest.raises(UserError, match=expected) as error:
         hub_push.check(settings(push=repo), must_reach=True)
     assert len(str(error.value).splitlines()) == 2
     assert "hf_" not in str(error.value).replace("hf_hub", "")
 
 
-def test_a_machine_without_the_hub_may_only_launch(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_the_hub_package_may_launch_but_not_push(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hub.shutdown()
     hub.server_close()
     hub_push.check(settings(), must_reach=False)
@@ -128,6 +130,6 @@ def test_a_machine_without_the_hub_may_only_launch(hub: Hub, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("name", ["mine", "a/b/c", "-a/b", "a/b--c", "a/b.git", "a/ b", f"a/{'b' * 96}", ""])
-def test_a_name_that_the_hub_would_not_take_is_refused(name: str) -> None:
+def test_an_invalid_repository_name_is_refused(name: str) -> None:
     with pytest.raises(UserError, match=r"export\.push"):
         settings(push=name)

@@ -1,4 +1,4 @@
-"""What lies beside a finished model repeats its run."""
+"""Files next to a finished model describe its run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from launchers.settings import Settings, build
 from tests.launchers.engines.loop import runs
 
 
-def test_the_settings_name_local_files_by_their_whole_paths(
+def test_the_settings_on_the_card_show_absolute_paths_of_local_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -39,10 +39,13 @@ def test_the_settings_name_local_files_by_their_whole_paths(
         model_card.write_records(
             tmp_path, plan, settings, [("steps", "1")], model=resolve("tiny-llama"), command="python x.py"
         )
-    kept = yaml.safe_load((tmp_path / "settings.yaml").read_text())
-    assert kept["dataset"] == kept["evaluation"]["dataset"] == str(tmp_path / "rows.jsonl")
-    assert (kept["mixture"], kept["model"]) == ({str(tmp_path / "other.jsonl"): 2.0}, "tiny-llama")
-    assert Settings.model_validate(kept)
+    card_settings = yaml.safe_load((tmp_path / "settings.yaml").read_text())
+    assert card_settings["dataset"] == card_settings["evaluation"]["dataset"] == str(tmp_path / "rows.jsonl")
+    assert (card_settings["mixture"], card_settings["model"]) == (
+        {str(tmp_path / "other.jsonl"): 2.0},
+        "tiny-llama",
+    )
+    assert Settings.model_validate(card_settings)
     page = (tmp_path / "model" / handover.PAGE).read_text()
     assert page.startswith("---\n")
     assert page.endswith(handover.HEADING + "\n")
@@ -54,7 +57,7 @@ SUMMARY = Summary(steps=1, first_loss=2.0, last_loss=1.0, step_seconds=0.5, mfu=
 
 
 def shown_plan(tmp_path: Path, outside_bytes: int | None) -> Plan:
-    """A plan that is to show 1.04 GiB on a GPU."""
+    """Return a plan that predicts 1.04 GiB on a GPU."""
     plan = runs.make_job(tmp_path, tmp_path, tmp_path, steps=1).plan
     memory = replace(
         plan.prediction.memory,
@@ -79,7 +82,7 @@ def peak(gib: float, counter: Counter) -> MemoryPeak:
         (None, None, "of a process", "1.04 GiB (up to 1.14 GiB), measured unknown"),
     ],
 )
-def test_the_last_lines_compare_memory_with_the_prediction_for_its_counter(
+def test_the_last_lines_compare_memory_with_the_prediction_of_the_same_counter(
     tmp_path: Path, measured: MemoryPeak | None, outside_gib: float | None, name: str, text: str
 ) -> None:
     outside = None if outside_gib is None else int(outside_gib * GIB)
@@ -87,7 +90,7 @@ def test_the_last_lines_compare_memory_with_the_prediction_for_its_counter(
     assert [row for row in facts if "peak memory" in row[0]] == [(f"peak memory {name}", f"predicted {text}")]
 
 
-def test_the_facts_count_right_answers_before_and_after(tmp_path: Path) -> None:
+def test_the_card_counts_right_answers_before_and_after_training(tmp_path: Path) -> None:
     answers = tuple(Answer(prompt="p", reference="yes", base="no", finetuned=text) for text in ("yes", "no"))
     evaluation = EvaluationResult(base=None, finetuned=None, answers=answers)
     plan = shown_plan(tmp_path, None)

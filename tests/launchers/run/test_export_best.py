@@ -1,4 +1,4 @@
-"""A run that is killed keeps its best step and its patience, hands the best over, and trains no further."""
+"""A killed run keeps its best step and its patience, exports the best step, and trains no further."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from launchers.gang.failures import RankFailed
 from launchers.models import tiny_llama
 from launchers.report.evaluations import HeldOutLoss
 from launchers.report.telemetry import DistInfo, Evaluated, Event
-from launchers.run.export_best import has_ended, last_step
+from launchers.run.export_best import has_no_steps_left, last_step
 from launchers.run.training import Attempt, train
 from launchers.store.bundles import LocalStorage
 from tests.launchers.engines.loop import runs
@@ -47,13 +47,13 @@ def test_after_kill_9_the_best_step_is_exported_and_the_run_stops_at_the_same_st
         settings=STOPPING,
         checkpoint_every=100,
     )
-    store, pids, heard = LocalStorage(tmp_path / "store"), list[int](), list[int]()
+    store, pids, received = LocalStorage(tmp_path / "store"), list[int](), list[int]()
 
     def kill(event: Event) -> None:
         if isinstance(event, DistInfo):
             pids.append(event.pid)
         elif isinstance(event, Evaluated) and event.loss is not None:
-            heard.append(event.step)
+            received.append(event.step)
             if event.step == 2 * EVERY:
                 os.kill(pids[0], signal.SIGKILL)
 
@@ -64,14 +64,14 @@ def test_after_kill_9_the_best_step_is_exported_and_the_run_stops_at_the_same_st
 
     with pytest.raises(RankFailed):
         train(job, attempt(0), ALONE, store, tmp_path / "first", on_event=kill)
-    assert heard == [EVERY, 2 * EVERY]
+    assert received == [EVERY, 2 * EVERY]
     trained = train(job, attempt(1), ALONE, store, tmp_path / "second")
     steps = [each.step for each in trained.evaluations]
     assert trained.resumed_from == EVERY  # the checkpoint of the best one so far: no other was due
     assert steps == [EVERY * number for number in range(1, PATIENCE + 2)]
     assert trained.metrics[-1].step == last_step(trained.job, trained.evaluations) == steps[-1]
     assert trained.exported_step == EVERY
-    assert [what for what, _ in trained.exported] == ["exported", "stopped early"]
+    assert [exported_name for exported_name, _ in trained.exported] == ["exported", "stopped early"]
     output = capfd.readouterr().out
     assert f"stopped after step {steps[-1]}: {PATIENCE} evaluations without a lower" in output
     assert f"save after step {EVERY}" in output
@@ -83,7 +83,7 @@ def test_after_kill_9_the_best_step_is_exported_and_the_run_stops_at_the_same_st
     assert commits == {f"step-{EVERY:08d}.0", f"step-{steps[-1]:08d}.1"}
 
 
-def test_a_run_that_has_stopped_or_reached_its_last_step_is_not_trained_on(tmp_path: Path) -> None:
+def test_a_run_that_stopped_or_reached_its_last_step_is_not_trained_further(tmp_path: Path) -> None:
     def job_at(start: int, losses: list[float], patience: int | None = PATIENCE) -> bool:
         evaluations = tuple(
             HeldOutLoss(step=EVERY * number, loss=loss, seconds=1.0) for number, loss in enumerate(losses, 1)
@@ -91,7 +91,7 @@ def test_a_run_that_has_stopped_or_reached_its_last_step_is_not_trained_on(tmp_p
         settings = {"evaluation": {"every_steps": EVERY, "patience": patience}}
         options = {"start_step": start, "evaluations": evaluations}
         job = runs.make_job(tmp_path, tmp_path, tmp_path, steps=STEPS, settings=settings, **options)
-        return has_ended(job)
+        return has_no_steps_left(job)
 
     assert not job_at(9, [1.0, 2.0, 2.0])
     assert job_at(12, [1.0, 2.0, 2.0, 2.0])

@@ -1,4 +1,4 @@
-"""finetune fetch: the settings that it writes need no network, and what it refuses."""
+"""finetune fetch: the settings that it writes need no network, and refusals."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ HERE = Target(kind="local", machine=Machine(cpu_cores=4, ram_bytes=16 * GIB, dis
 ROW = {"messages": [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]}
 
 
-def fetch(*words: str) -> tuple[int, str]:
-    done = CliRunner().invoke(app, ["fetch", *words], prog_name="finetune")
+def fetch(*arguments: str) -> tuple[int, str]:
+    done = CliRunner().invoke(app, ["fetch", *arguments], prog_name="finetune")
     return done.exit_code, done.output
 
 
 @pytest.fixture
 def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The address of a folder of S3 with a model and 40 rows."""
+    """The address of an S3 folder with a model and 40 rows."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "testing")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
@@ -46,9 +46,9 @@ def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 @pytest.mark.slow
 def test_the_settings_of_fetched_inputs_need_no_network(bucket: str, tmp_path: Path) -> None:
-    given = tmp_path / "run.yaml"
-    given.write_text(f"model: {bucket}/model\ndataset: {bucket}/rows.jsonl\nseq_len: 64\n")
-    status, output = fetch(str(given), "--output", str(tmp_path / "fetched"), "--set", "epochs=2")
+    settings_file = tmp_path / "run.yaml"
+    settings_file.write_text(f"model: {bucket}/model\ndataset: {bucket}/rows.jsonl\nseq_len: 64\n")
+    status, output = fetch(str(settings_file), "--output", str(tmp_path / "fetched"), "--set", "epochs=2")
     assert status == 0, output
     assert f"{bucket}/rows.jsonl: 40 rows" in output
 
@@ -75,7 +75,7 @@ def test_malformed_rows_are_refused_when_they_are_fetched(bucket: str, tmp_path:
     assert not (tmp_path / "fetched" / "settings.yaml").exists()
 
 
-def test_what_needs_the_hub_is_refused_offline_by_name(
+def test_models_and_datasets_of_the_hub_are_refused_by_name_if_offline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

@@ -1,4 +1,4 @@
-"""What the attempts of a run leave for each other, and how want of memory is told from other failures."""
+"""Plans passed between the attempts of a run, and recognition of out-of-memory failures."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from estimator.models import find
 from estimator.planning.next_plan import NextPlan, after_out_of_memory
 from launchers.gang.failures import Failure
 from launchers.gang.watch import oom_kills
-from launchers.run.replanning import Replanning, after_kill, choose_plan, out_of_memory
+from launchers.run.replanning import Replanning, choose_plan, plan_after_kill, plan_after_out_of_memory
 from launchers.settings import Settings
 from launchers.store.bundles import LocalStorage
 
@@ -30,13 +30,13 @@ def plans(tmp_path: Path) -> Replanning:
     return Replanning(storage=LocalStorage(tmp_path), prefix="plans/7")
 
 
-def after(made: Plan, attempt: int = 0) -> NextPlan:
-    following = after_out_of_memory(made, JOB, attempt=attempt)
+def after(changed_plan: Plan, attempt: int = 0) -> NextPlan:
+    following = after_out_of_memory(changed_plan, JOB, attempt=attempt)
     assert following is not None
     return following
 
 
-def test_unless_memory_runs_out_every_attempt_has_the_launched_plan(
+def test_every_attempt_has_the_launched_plan_unless_memory_runs_out(
     plans: Replanning, launched: Plan
 ) -> None:
     assert choose_plan(plans, 0, launched) is launched
@@ -45,26 +45,26 @@ def test_unless_memory_runs_out_every_attempt_has_the_launched_plan(
 
 def test_the_plan_that_an_attempt_stores_applies_to_all_later_ones(plans: Replanning, launched: Plan) -> None:
     following = after(launched)
-    plans.keep(0, following)
-    said: list[str] = []
-    assert choose_plan(plans, 1, launched, report=said.append) == following.plan
+    plans.store_plan(0, following)
+    lines: list[str] = []
+    assert choose_plan(plans, 1, launched, report=lines.append) == following.plan
     assert choose_plan(plans, 2, launched) == following.plan  # attempt 1 failed for another reason
-    assert following.change in said[0]
-    then = after(following.plan, 1)
-    plans.keep(1, then)
-    assert choose_plan(plans, 2, launched) == then.plan
+    assert following.change in lines[0]
+    later_plan = after(following.plan, 1)
+    plans.store_plan(1, later_plan)
+    assert choose_plan(plans, 2, launched) == later_plan.plan
 
 
 def test_a_plan_for_another_gpu_applies_only_if_that_gpu_was_requested(
     plans: Replanning, launched: Plan
 ) -> None:
     other = replace(launched, request=replace(launched.request, gpu_type="B200"))
-    plans.keep(0, NextPlan(plan=other, change="gpu", needs_other_machine=True))
+    plans.store_plan(0, NextPlan(plan=other, change="gpu", needs_other_machine=True))
     assert choose_plan(plans, 1, launched) == launched
-    assert choose_plan(plans, 1, launched, granted=other) == other
+    assert choose_plan(plans, 1, launched, requested_plan=other) == other
     leaner = after(launched)
-    plans.keep(0, leaner)
-    plans.keep(1, NextPlan(plan=other, change="gpu", needs_other_machine=True))
+    plans.store_plan(0, leaner)
+    plans.store_plan(1, NextPlan(plan=other, change="gpu", needs_other_machine=True))
     assert choose_plan(plans, 2, launched) == leaner.plan  # what could be had
 
 
@@ -73,7 +73,9 @@ def test_an_incomplete_plan_of_an_attempt_is_ignored(plans: Replanning, launched
     assert choose_plan(plans, 1, launched) is launched
 
 
-def test_a_failed_attempt_logs_the_change_of_the_next(plans: Replanning, launched: Plan) -> None:
+def test_a_failed_attempt_logs_how_the_plan_of_the_next_attempt_differs(
+    plans: Replanning, launched: Plan
+) -> None:
     tiny = plan(
         Job(model=find("tiny-llama"), seq_len=256, global_batch_size=8),
         Target(kind="kubernetes", gpu="h100-sxm", nodes=1, gpus=1),
@@ -82,12 +84,12 @@ def test_a_failed_attempt_logs_the_change_of_the_next(plans: Replanning, launche
     settings = Settings(
         model="tiny-llama", global_batch_size=8, seq_len=256, method="full", engine="torchtune"
     )
-    text = out_of_memory(plans, 0, tiny, settings, find("tiny-llama"), other_machines=True)
+    text = plan_after_out_of_memory(plans, 0, tiny, settings, find("tiny-llama"), other_machines=True)
     assert text.startswith(f"out of memory: a retry will use micro batch {tiny.layout.micro_batch_size} -> ")
     assert choose_plan(plans, 1, tiny).layout.micro_batch_size < tiny.layout.micro_batch_size
 
 
-def test_attempts_whose_containers_were_killed_are_followed_by_plans_that_need_less(
+def test_a_container_killed_for_memory_leads_to_a_plan_that_needs_less(
     plans: Replanning,
 ) -> None:
     tiny = plan(
@@ -97,17 +99,17 @@ def test_attempts_whose_containers_were_killed_are_followed_by_plans_that_need_l
     settings = Settings(
         model="tiny-llama", global_batch_size=8, seq_len=256, method="full", engine="torchtune"
     )
-    assert plans.kill_of("train", 0) is None
+    assert plans.killed_container("train", 0) is None
     used = [tiny.layout.micro_batch_size]
     for attempt in (1, 2):
-        plans.note_kill("train", attempt - 1, f"pod t-{attempt}")
-        assert plans.kill_of("evaluate", attempt - 1) is None, "another step's attempts are its own"
+        plans.record_kill("train", attempt - 1, f"pod t-{attempt}")
+        assert plans.killed_container("evaluate", attempt - 1) is None, "another step's attempts are its own"
         for _node in range(2):  # each node of the attempt comes to the same
-            killed = plans.kill_of("train", attempt - 1)
+            killed = plans.killed_container("train", attempt - 1)
             assert killed == f"pod t-{attempt}"
-            said = after_kill(plans, attempt, tiny, settings, find("tiny-llama"), killed=killed)
-            assert said.startswith(f"pod t-{attempt}")
-            assert "out of memory" in said
+            following = plan_after_kill(plans, attempt, tiny, settings, find("tiny-llama"), killed=killed)
+            assert following.startswith(f"pod t-{attempt}")
+            assert "out of memory" in following
         used.append(choose_plan(plans, attempt, tiny).layout.micro_batch_size)
     assert used == [4, 2, 1]
 
@@ -135,7 +137,7 @@ def test_running_out_of_memory_is_recognized_by_the_messages_of_torch_and_python
     assert Failure.from_dict(failure.to_dict()) == failure
 
 
-def test_the_kernel_s_count_of_killed_processes_is_read_from_both_kinds_of_groups(tmp_path: Path) -> None:
+def test_out_of_memory_kills_are_read_from_cgroup_v1_and_v2(tmp_path: Path) -> None:
     group = tmp_path / "cgroup"
     two = tmp_path / "two" / "pod"
     two.mkdir(parents=True)

@@ -35,7 +35,7 @@ def test_signals_and_bugs_end_the_run(error: BaseException) -> None:
         stages.attempt("evaluation", fail)
 
 
-def test_a_refused_upload_names_the_command_that_uploads_the_users_copy(
+def test_a_refused_upload_prints_the_command_that_uploads_the_users_copy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> str:

@@ -1,4 +1,4 @@
-"""What a node does before and after its part of a gang, which is replaced here."""
+"""What a node does before and after training, which is replaced here."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def store(tmp_path: Path) -> LocalStorage:
 
 
 def address(node: int) -> NodeAddress:
-    where = {"main_host": "127.0.0.1", "ports": (1,), "secret": Secret("s"), "run": "test"}
-    return NodeAddress(node=node, nodes=2, **where)  # type: ignore[arg-type]
+    address_values = {"main_host": "127.0.0.1", "ports": (1,), "secret": Secret("s"), "run": "test"}
+    return NodeAddress(node=node, nodes=2, **address_values)  # type: ignore[arg-type]
 
 
 def attempt(number: int = 0) -> Attempt:
@@ -77,7 +77,7 @@ def raising(error: Exception) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize("node", [0, 1])
-def test_every_node_resumes_from_the_newest_checkpoint_and_the_first_logs_it_and_has_the_metrics(
+def test_every_node_resumes_from_the_newest_checkpoint_and_node_0_logs_it_and_has_metrics(
     job: TrainJob,
     store: LocalStorage,
     tmp_path: Path,
@@ -90,9 +90,9 @@ def test_every_node_resumes_from_the_newest_checkpoint_and_the_first_logs_it_and
         before.add(step(number))
     part.mkdir()
     (part / "state").write_text("of step 4")
-    kept = CheckpointStore(store, f"checkpoints/{Prepared(job.data_dir).info.fingerprint}")
-    kept.put_part(4, 0, part)
-    kept.commit(4, nodes=1, world_size=1, extra=before.notes(4, keeps_best=False))
+    checkpoints = CheckpointStore(store, f"checkpoints/{Prepared(job.data_dir).info.fingerprint}")
+    checkpoints.put_part(4, 0, part)
+    checkpoints.commit(4, nodes=1, world_size=1, extra=before.notes(4, keeps_best=False))
     trained: list[TrainJob] = []
     monkeypatch.setattr(training, "run_node", lambda job, *_, **__: trained.append(job))
     result = train(job, attempt(1), address(node), store, tmp_path / "work")
@@ -106,7 +106,7 @@ def test_every_node_resumes_from_the_newest_checkpoint_and_the_first_logs_it_and
 
 @pytest.mark.parametrize("in_trial", [False, True])
 @pytest.mark.parametrize("node", [0, 1])
-def test_only_after_running_out_of_memory_is_there_another_plan_for_the_next_attempt(
+def test_the_next_attempt_gets_another_plan_only_after_running_out_of_memory(
     job: TrainJob,
     store: LocalStorage,
     tmp_path: Path,
@@ -123,15 +123,15 @@ def test_only_after_running_out_of_memory_is_there_another_plan_for_the_next_att
         monkeypatch.setattr(training, "run_trials" if in_trial else "run_node", fails)
         with pytest.raises(GangFailed):
             train(job, attempt(), address(node), store, tmp_path / "work")
-        assert plans.has_after(0) == out_of_memory
-        said = "out of memory: a retry will use micro batch 4 -> " in capsys.readouterr().out
-        assert said == (out_of_memory and node == 0)
+        assert plans.has_plan_after(0) == out_of_memory
+        printed = "out of memory: a retry will use micro batch 4 -> " in capsys.readouterr().out
+        assert printed == (out_of_memory and node == 0)
     monkeypatch.setattr(training, "run_node", lambda *_, **__: None)
     assert train(job, attempt(1), address(node), store, tmp_path / "work").job.plan != job.plan
-    assert ("as an earlier attempt ran out of memory" in capsys.readouterr().out) == (node == 0)
+    assert ("because an earlier attempt ran out of memory" in capsys.readouterr().out) == (node == 0)
 
 
-def test_only_the_first_attempt_tries_plans_and_the_others_use_its_choice(
+def test_only_the_first_attempt_measures_plans_and_later_attempts_use_its_choice(
     job: TrainJob, store: LocalStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = dataclasses.replace(job, settings=job.settings.model_copy(update={"trial": 2}))
@@ -144,7 +144,7 @@ def test_only_the_first_attempt_tries_plans_and_the_others_use_its_choice(
 
 
 @pytest.mark.parametrize("node", [0, 1])
-def test_of_the_plans_that_were_tried_the_fastest_is_used_by_all_nodes(
+def test_all_nodes_use_the_fastest_of_the_measured_plans(
     job: TrainJob, store: LocalStorage, monkeypatch: pytest.MonkeyPatch, node: int
 ) -> None:
     job = dataclasses.replace(job, settings=job.settings.model_copy(update={"trial": 3}))
@@ -185,7 +185,7 @@ def test_of_the_plans_that_were_tried_the_fastest_is_used_by_all_nodes(
 
 
 @pytest.mark.parametrize("out_of_memory", [False, True])
-def test_where_every_plan_fails_the_last_failure_is_raised(
+def test_the_last_failure_is_raised_if_every_measured_plan_fails(
     job: TrainJob, store: LocalStorage, monkeypatch: pytest.MonkeyPatch, out_of_memory: bool
 ) -> None:
     job = dataclasses.replace(job, settings=job.settings.model_copy(update={"trial": 3}))

@@ -1,4 +1,4 @@
-"""What a trial leaves, and how nodes agree on it; real trials: tests/flows/test_finetune_flow_trial.py."""
+"""Results of a trial, and how nodes agree on them; real trials: tests/flows/test_finetune_flow_trial.py."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_stored_decision_is_found_unchanged(tmp_path: Path) -> None:
     assert find_decision(store, "trials/7") == decision
 
 
-def test_a_node_waits_no_longer_than_the_limit_for_the_decision(
+def test_a_node_waits_for_the_decision_at_most_the_time_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trial, "DECISION_S", 0.1)
@@ -70,7 +70,7 @@ def test_the_peak_is_the_largest_reserved_memory_on_gpus_and_resident_memory_on_
     assert result(ranks=()).memory_peak is None
 
 
-def test_on_gpus_the_prediction_is_of_what_torch_reserves_too() -> None:
+def test_on_gpus_the_predicted_memory_counts_what_torch_reserves() -> None:
     plan = result().plan
     memory = replace(
         plan.prediction.memory, shows_bytes=4 * GIB, shows_range=(3 * GIB, 5 * GIB), outside_bytes=GIB
@@ -80,11 +80,11 @@ def test_on_gpus_the_prediction_is_of_what_torch_reserves_too() -> None:
         layout=replace(plan.layout, device="cuda"),
         prediction=replace(plan.prediction, memory=memory),
     )
-    words = describe_result(result(plan=on_gpu, ranks=(rank(0, 2 * GIB, 9),)))
-    assert "memory 3.00 GiB reserved by torch; measured 640 tokens/s, memory 2.00 GiB" in words
+    expected_text = describe_result(result(plan=on_gpu, ranks=(rank(0, 2 * GIB, 9),)))
+    assert "memory 3.00 GiB reserved by torch; measured 640 tokens/s, memory 2.00 GiB" in expected_text
 
 
-def test_tried_plans_are_distinguished_by_their_layout() -> None:
+def test_measured_plans_are_distinguished_by_their_layout() -> None:
     plan = make_plan(1, 1)
     other = replace(plan, layout=replace(plan.layout, sharding="zero2", activation_checkpointing=True))
     assert describe_layout(plan) == "micro batch 1 x 1, no checkpointing"

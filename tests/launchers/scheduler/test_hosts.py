@@ -1,4 +1,4 @@
-"""What node 0 of a scheduler's job decides for all: the plan for their least, in their words."""
+"""Decisions of node 0 for all nodes of a scheduler job: the plan for their common resources."""
 
 from __future__ import annotations
 
@@ -39,34 +39,34 @@ def test_a_host_goes_through_json_without_loss() -> None:
     assert Host.from_dict(json.loads(json.dumps(host.to_dict()))) == host
 
 
-def test_nodes_that_differ_are_planned_for_what_all_have() -> None:
+def test_a_plan_for_unequal_nodes_uses_the_resources_that_all_nodes_have() -> None:
     fewer = replace(LARGE, gpus=(H100,) * 4, ram_bytes=1000 * GIB)
     assert smallest([LARGE, fewer]) == replace(LARGE, gpus=(H100,) * 4)
 
 
-def test_the_plan_takes_the_jobs_nodes_as_they_are() -> None:
-    wanted = settings.build({"model": "llama-8b", "global_batch_size": 32, "dataset": "python-docs"})
-    run = plan_for_hosts(wanted, hosts(LARGE, LARGE), calibrated=False)
+def test_the_plan_uses_exactly_the_nodes_of_the_job() -> None:
+    chosen = settings.build({"model": "llama-8b", "global_batch_size": 32, "dataset": "python-docs"})
+    run = plan_for_hosts(chosen, hosts(LARGE, LARGE), calibrated=False)
     assert (run.plan.request.nodes, run.plan.request.gpus_per_node) == (2, 8)
     assert run.settings.optimizer.lr == 2e-5
 
 
-def test_what_does_not_fit_is_one_line_and_what_would_do() -> None:
-    wanted = settings.build({"model": "llama-70b", "method": "full", "global_batch_size": 32})
+def test_a_run_that_does_not_fit_is_refused_in_one_line_with_an_alternative() -> None:
+    chosen = settings.build({"model": "llama-70b", "method": "full", "global_batch_size": 32})
     with pytest.raises(UserError) as caught:
-        plan_for_hosts(wanted, hosts(LARGE), calibrated=False)
+        plan_for_hosts(chosen, hosts(LARGE), calibrated=False)
     assert "\n" not in caught.value.problem
     assert "available GPUs" in caught.value.problem
     assert "--method lora" in caught.value.advice
 
 
 def test_a_number_of_nodes_that_the_job_does_not_have_is_refused() -> None:
-    wanted = settings.build({"resources": {"nodes": 4}})
-    with pytest.raises(UserError, match=r"4 node\(s\) \(resources.nodes\), this job has 2"):
-        plan_for_hosts(wanted, hosts(SMALL, SMALL), calibrated=False)
+    chosen = settings.build({"resources": {"nodes": 4}})
+    with pytest.raises(UserError, match=r"4 are requested, this job has 2 nodes"):
+        plan_for_hosts(chosen, hosts(SMALL, SMALL), calibrated=False)
 
 
-def test_a_work_folder_without_room_is_named_with_its_host() -> None:
+def test_a_work_folder_without_free_space_is_named_with_its_host() -> None:
     full = replace(SMALL, disk_free_bytes=GIB // 4)
     with pytest.raises(UserError, match=r"work folder of n1 has 0\.25 GiB free") as caught:
         plan_for_hosts(settings.build({"global_batch_size": 4}), hosts(SMALL, full), calibrated=False)
@@ -95,10 +95,10 @@ ONE_GPU = replace(LARGE, gpus=(("NVIDIA L4", hardware.gpu("l4").vram_bytes),))
         ),
     ],
 )
-def test_every_option_that_is_advised_is_one_that_python_m_launchers_takes(
+def test_every_advised_option_is_an_option_of_python_m_launchers(
     values: dict[str, Any], machine: Machine
 ) -> None:
-    """With the options of each suggestion, the same settings can be planned."""
+    """The same settings can be planned with the options of each suggestion."""
     with pytest.raises(UserError) as caught:
         plan_for_hosts(settings.build(values), hosts(machine), calibrated=False)
     option = r"--[a-z-]+(?: (?!-)[\w.-]*\w)? ?"
@@ -106,14 +106,14 @@ def test_every_option_that_is_advised_is_one_that_python_m_launchers_takes(
     assert offered, caught.value.advice
     if find_spec("liger_kernel") is None:  # a plan with it ends with how to install it
         offered = [each for each in offered if "--liger" not in each[0]]
-    for words, removed in offered:
-        overrides = translate(shlex.split(words), (), ())[1::2]
+    for offered_options, removed in offered:
+        overrides = translate(shlex.split(offered_options), (), ())[1::2]
         overrides += [f"{setting_options()[name]}=" for name in re.findall(r"--[a-z-]+", removed)]
         better = settings.build(values, overrides)
         assert plan_for_hosts(better, hosts(machine), calibrated=False)
 
 
-def test_each_start_is_another_attempt_of_the_same_run_and_other_settings_another_run(
+def test_each_start_is_a_new_attempt_of_its_run_and_changed_settings_are_a_new_run(
     dataset: Path, tmp_path: Path
 ) -> None:
     def start(**changes: object) -> Start:
@@ -128,7 +128,7 @@ def test_each_start_is_another_attempt_of_the_same_run_and_other_settings_anothe
     assert Start.from_json(first.to_json()) == first
 
 
-def test_what_only_the_tokenized_data_shows_is_refused_with_the_largest_batch(
+def test_a_batch_above_the_number_of_packed_rows_is_refused_with_the_largest_batch(
     dataset: Path, tmp_path: Path
 ) -> None:
     values = {"dataset": str(dataset), "packing": True, "seq_len": 128}
@@ -139,7 +139,7 @@ def test_what_only_the_tokenized_data_shows_is_refused_with_the_largest_batch(
     )
 
 
-def test_one_job_at_a_time_writes_into_a_folder(tmp_path: Path) -> None:
+def test_only_one_job_at_a_time_writes_into_an_output_folder(tmp_path: Path) -> None:
     folder = tmp_path / "out" / "run"
     folder.mkdir(parents=True)
     with Ownership(folder, "7"):
@@ -154,15 +154,15 @@ def test_one_job_at_a_time_writes_into_a_folder(tmp_path: Path) -> None:
     assert not list(folder.iterdir())
 
 
-def test_of_two_jobs_that_begin_at_once_one_gets_the_output_folder(
+def test_only_one_of_two_jobs_that_start_at_once_gets_the_output_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    look, both = Ownership._other, threading.Barrier(2)
+    find_other, both = Ownership._active_owner, threading.Barrier(2)
 
     def slow_look(self: Ownership) -> str | None:
-        found = look(self)
+        owner = find_other(self)
         time.sleep(0.5)  # both have looked before one writes
-        return found
+        return owner
 
     def begin(job: str) -> bool:
         both.wait(60)
@@ -174,6 +174,6 @@ def test_of_two_jobs_that_begin_at_once_one_gets_the_output_folder(
             return False
         return True
 
-    monkeypatch.setattr(Ownership, "_other", slow_look)
+    monkeypatch.setattr(Ownership, "_active_owner", slow_look)
     with ThreadPoolExecutor(2) as pool:
         assert sorted(pool.map(begin, ("7", "8"))) == [False, True]

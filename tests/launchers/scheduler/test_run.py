@@ -1,4 +1,4 @@
-"""``python -m launchers`` as a command: its exit statuses, and that it goes on where it was stopped."""
+"""``python -m launchers`` as a command: exit statuses, and resumption."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from launchers.cluster.processes import is_running
 from launchers.gang.job import TrainJob
 from launchers.report.peak import MemoryPeak
 from launchers.results import handover
-from launchers.run.training import Trained
+from launchers.run.training import TrainingResult
 from launchers.scheduler import run
 from launchers.scheduler.hosts import Start
 from tests.decorators.flows.plans import make_plan
@@ -38,9 +38,9 @@ QUICK += ["--set", "evaluation.fraction=0", "--set", "evaluation.generations=0"]
 
 def environment(folder: Path) -> dict[str, str]:
     schedulers = ("SLURM_", "PBS_", "OMPI_", "PMI_")
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(schedulers)}
-    kept |= {"FINETUNE_WORK_DIR": str(folder / "work"), "PYTHONPATH": str(ROOT)}
-    return kept | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(schedulers)}
+    inherited |= {"FINETUNE_WORK_DIR": str(folder / "work"), "PYTHONPATH": str(ROOT)}
+    return inherited | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 
 
 def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
@@ -58,14 +58,14 @@ def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
 
 @pytest.fixture(scope="module")
 def refused(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., str]]:
-    """``refused(tmp_path, "--set", "modle=x")``: the output of the command, whose status is a mistake's."""
+    """``refused(tmp_path, "--set", "modle=x")``: output of the command, which must exit with a user error."""
     home = tmp_path_factory.mktemp("warm")
     script = home / "command.py"
     script.write_text("from launchers.__main__ import main\nmain()\n")
     with WarmPython("launchers.__main__", environment=environment(home), folder=home) as warm:
 
-        def run(folder: Path, *words: str) -> str:
-            command = [str(script), "--output", str(folder / "out"), *words]
+        def run(folder: Path, *arguments: str) -> str:
+            command = [str(script), "--output", str(folder / "out"), *arguments]
             done = warm.run(command, folder=folder, environment=environment(folder), merge=True)
             assert done.returncode == 2
             assert "Traceback" not in done.stdout
@@ -82,7 +82,7 @@ def refused(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., 
         (("--rank", "8"), "Did you mean --lora-rank"),
     ],
 )
-def test_a_user_error_has_a_status_of_its_own(
+def test_a_user_error_has_its_own_exit_status(
     tmp_path: Path, arguments: tuple[str, ...], line: str, refused: Callable[..., str]
 ) -> None:
     assert line in refused(tmp_path, *arguments)
@@ -94,11 +94,14 @@ def test_a_folder_that_cannot_be_written_is_a_user_error(
     tmp_path: Path, option: str, refused: Callable[..., str]
 ) -> None:
     (tmp_path / "file").write_text("a file")
-    said = refused(tmp_path, option, str(tmp_path / "file"))
-    assert all(words in said for words in (f"{tmp_path / 'file'}", "cannot be written", f"Set {option} to a"))
+    problem = refused(tmp_path, option, str(tmp_path / "file"))
+    assert all(
+        expected_text in problem
+        for expected_text in (f"{tmp_path / 'file'}", "cannot be written", f"Set {option} to a")
+    )
 
 
-def test_a_folder_into_which_another_job_writes_is_refused(
+def test_an_output_folder_in_use_by_another_job_is_refused(
     tmp_path: Path, refused: Callable[..., str]
 ) -> None:
     folder = tmp_path / "out" / "run"
@@ -111,44 +114,44 @@ def test_a_folder_into_which_another_job_writes_is_refused(
 def test_a_result_whose_evaluation_fails_is_kept_and_the_failure_is_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], result: str
 ) -> None:
-    """A model, or an adapter that cannot be merged; what finishes a folder is there last."""
-    plan, wanted = make_plan({}, "local"), settings.build({"evaluation": {"generations": 1}})
+    """A model, or an adapter that cannot be merged; the file that completes a folder is written last."""
+    plan, evaluation_settings = make_plan({}, "local"), settings.build({"evaluation": {"generations": 1}})
 
     def collect(job: TrainJob, destination: Path) -> None:
         (destination / result).mkdir(parents=True)  # that transformers cannot load
 
     monkeypatch.setattr(handover, "collect", collect)
-    asked = run.SchedulerRun(settings=wanted, output=tmp_path / "out")
-    asked.folder.mkdir(parents=True)
+    scheduler_run = run.SchedulerRun(settings=evaluation_settings, output=tmp_path / "out")
+    scheduler_run.folder.mkdir(parents=True)
     start = Start(
         secret="",
         attempt=0,
         key="k",
         plan=plan,
-        settings=wanted,
+        settings=evaluation_settings,
         model=models.resolve("tiny-llama"),
         model_dir=tmp_path / "none",
         data_dir=tmp_path,
     )
     job = TrainJob(
         plan=plan,
-        settings=wanted,
+        settings=evaluation_settings,
         model=models.resolve("tiny-llama"),
         model_dir=tmp_path,
         data_dir=tmp_path,
         work_dir=tmp_path,
         total_steps=1,
     )
-    trained = Trained(job=job, metrics=(metrics(1),), memory_peak=None, exported_step=1)
-    run._export(asked, node_address({}), start, trained, tmp_path / "work")
+    trained = TrainingResult(job=job, metrics=(metrics(1),), memory_peak=None, exported_step=1)
+    run._export(scheduler_run, node_address({}), start, trained, tmp_path / "work")
     assert (tmp_path / "out" / result / "README.md").exists()
-    assert run._is_finished(asked, node_address({}))
-    said = capsys.readouterr()
-    assert f"model: {tmp_path / 'out' / result}" in said.out
-    found = json.loads((tmp_path / "out" / "metrics.json").read_text())
-    assert found["evaluation"] is None
-    assert found["evaluation_failed"].startswith("The evaluation of ")
-    assert found["evaluation_failed"] in said.err
+    assert run._is_finished(scheduler_run, node_address({}))
+    output = capsys.readouterr()
+    assert f"model: {tmp_path / 'out' / result}" in output.out
+    stored_metrics = json.loads((tmp_path / "out" / "metrics.json").read_text())
+    assert stored_metrics["evaluation"] is None
+    assert stored_metrics["evaluation_failed"].startswith("The evaluation of ")
+    assert stored_metrics["evaluation_failed"] in output.err
 
 
 def test_reserved_memory_is_stored_with_its_prediction() -> None:
@@ -178,10 +181,10 @@ def test_a_full_disk_is_reported_in_two_lines(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-def test_a_run_that_a_signal_stopped_resumes_and_is_finished_once(tmp_path: Path, dataset: Path) -> None:
-    words = [*QUICK, "--set", f"dataset={dataset}", "--set", "epochs=3", "--set", "max_steps=30"]
-    words += ["--set", "checkpoint_every=5"]
-    process = start(tmp_path, *words)
+def test_a_run_stopped_by_a_signal_resumes_and_finishes_once(tmp_path: Path, dataset: Path) -> None:
+    arguments = [*QUICK, "--set", f"dataset={dataset}", "--set", "epochs=3", "--set", "max_steps=30"]
+    arguments += ["--set", "checkpoint_every=5"]
+    process = start(tmp_path, *arguments)
     try:
         deadline = time.monotonic() + 240
         while not list(tmp_path.glob("out/run/checkpoints/*/*/step-*/checkpoint.json")):
@@ -194,30 +197,30 @@ def test_a_run_that_a_signal_stopped_resumes_and_is_finished_once(tmp_path: Path
     finally:
         process.kill()
         process.wait()
-    said = (tmp_path / "log").read_text()
-    assert "has to leave (SIGTERM); all have stopped, and the checkpoint of step" in said
-    assert "resume from the newest checkpoint" in said
+    log_text = (tmp_path / "log").read_text()
+    assert "has to leave (SIGTERM); all have stopped, and the checkpoint of step" in log_text
+    assert "resume from the newest checkpoint" in log_text
     assert not list((tmp_path / "work").glob("*/*")), "nothing is left in the work folder"
 
-    assert start(tmp_path, *words).wait(500) == 0, (tmp_path / "log").read_text()
-    said = (tmp_path / "log").read_text()
-    assert "from the checkpoint of step" in said
-    found = json.loads((tmp_path / "out" / "metrics.json").read_text())
-    assert found["attempts"] == 2
-    assert [step["step"] for step in found["steps"]] == list(range(1, 31))
+    assert start(tmp_path, *arguments).wait(500) == 0, (tmp_path / "log").read_text()
+    log_text = (tmp_path / "log").read_text()
+    assert "from the checkpoint of step" in log_text
+    stored_metrics = json.loads((tmp_path / "out" / "metrics.json").read_text())
+    assert stored_metrics["attempts"] == 2
+    assert [step["step"] for step in stored_metrics["steps"]] == list(range(1, 31))
 
-    assert start(tmp_path, *words).wait(500) == 2
+    assert start(tmp_path, *arguments).wait(500) == 2
     assert "already contains a finished model" in (tmp_path / "log").read_text()
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_run_outlives_its_shell_but_its_ranks_not_the_run(tmp_path: Path, dataset: Path) -> None:
-    words = [*QUICK, "--set", f"dataset={dataset}", "--set", "max_steps=100000", "--set", "epochs=100000"]
-    words += ["--set", "log_every=1"]
+def test_a_run_outlives_its_shell_and_its_ranks_end_with_the_run(tmp_path: Path, dataset: Path) -> None:
+    arguments = [*QUICK, "--set", f"dataset={dataset}", "--set", "max_steps=100000", "--set", "epochs=100000"]
+    arguments += ["--set", "log_every=1"]
     log = tmp_path / "log"
     log.touch()
-    line = f"{sys.executable} -m launchers --output {tmp_path / 'out'} {' '.join(words)} > log 2>&1 & "
+    line = f"{sys.executable} -m launchers --output {tmp_path / 'out'} {' '.join(arguments)} > log 2>&1 & "
     shell = subprocess.Popen(
         ["bash", "-c", line + "echo $!; sleep 600"],
         cwd=tmp_path,
@@ -229,9 +232,9 @@ def test_a_run_outlives_its_shell_but_its_ranks_not_the_run(tmp_path: Path, data
     )
     launcher = int(shell.stdout.readline())
 
-    def wait_for(what: Callable[[], object], limit_s: float) -> None:
+    def wait_for(action: Callable[[], object], limit_s: float) -> None:
         deadline = time.monotonic() + limit_s
-        while not what():
+        while not action():
             assert time.monotonic() < deadline, log.read_text()
             time.sleep(0.05)
 

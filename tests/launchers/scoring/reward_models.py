@@ -1,4 +1,4 @@
-"""A reward model that was never trained, whose numbers differ all the same."""
+"""An untrained reward model whose scores differ between answers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from launchers.settings import Settings
 
 
 def make(folder: Path) -> Path:
-    """tiny-llama with a drawn head, below ``folder``."""
+    """Create tiny-llama with a random head, below ``folder``."""
     from safetensors.numpy import load_file, save_file
 
     base = tiny_llama.make(folder / "base")

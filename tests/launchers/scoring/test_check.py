@@ -1,4 +1,4 @@
-"""Scoring functions that work and that don't, tried before a run."""
+"""Checks of scoring functions before a run."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def functions(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", ["length", "array"])
-def test_a_function_with_a_number_is_taken(functions: Path, name: str) -> None:
+def test_a_function_that_returns_a_number_is_accepted(functions: Path, name: str) -> None:
     check_function(f"{functions}:{name}")
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("name", "expected"),
     [
         ("nan", "returned nan"),
         ("raising", "raised KeyError: 'no such\\nthing'"),
@@ -48,8 +48,10 @@ def test_a_function_with_a_number_is_taken(functions: Path, name: str) -> None:
         ("missing", "there is no function missing"),
     ],
 )
-def test_any_other_function_is_refused_in_a_line(functions: Path, name: str, words: str) -> None:
+def test_an_unusable_scoring_function_is_refused_in_one_line(
+    functions: Path, name: str, expected: str
+) -> None:
     with pytest.raises(UserError) as raised:
         check_function(f"{functions}:{name}")
-    assert words in raised.value.problem
+    assert expected in raised.value.problem
     assert "\n" not in raised.value.problem

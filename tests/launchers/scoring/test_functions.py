@@ -1,4 +1,4 @@
-"""How a scoring function is named, and what is said where there is none."""
+"""References to scoring functions, and errors for missing ones."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from estimator.errors import UserError
 from launchers.scoring import functions
 
 
-def test_files_and_modules_that_are_not_there_are_named() -> None:
+def test_missing_files_and_modules_are_named() -> None:
     with pytest.raises(UserError, match=r"there is no file nothing\.py"):
         functions.load_function("nothing.py:f", "nothing.py:f")
     with pytest.raises(UserError, match="cannot be imported: ModuleNotFoundError"):
         functions.load_function("no_such_module:f", "no_such_module:f")
 
 
-def test_a_function_is_told_from_a_model_by_its_form() -> None:
+def test_a_scorer_with_a_colon_is_a_function_and_any_other_a_model() -> None:
     assert functions.scorer_of("a/b.py:f").file == "a/b.py"
     assert functions.scorer_of("package.module:f").module == "package.module"
     for model in ("org/name", "s3://bucket/model", "./folder", "/folder/model", "llama-8b"):

@@ -1,4 +1,4 @@
-"""What is taken for a reward model, and what is not."""
+"""Recognition of reward models."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def reward_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return reward_models.make(tmp_path_factory.mktemp("reward"))
 
 
-def test_a_model_that_is_no_reward_model_is_refused(tmp_path: Path, reward_model: Path) -> None:
+def test_a_model_that_is_not_a_reward_model_is_refused(tmp_path: Path, reward_model: Path) -> None:
     check_reward_model(reward_model, "rejection.score", "it")
     config = json.loads((reward_model / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": ["LlamaForCausalLM"]}))

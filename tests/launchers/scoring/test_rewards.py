@@ -1,4 +1,4 @@
-"""Rewards by a function, as a job names it."""
+"""Rewards from a function of the user."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from launchers.scoring.rewards import rewards_of
 ASKED = [Prompt(index=n, text="<b>", shown=f"question {n}", tokens=3) for n in range(2)]
 
 
-def test_a_function_gets_the_shown_prompt_and_its_error_has_the_user_s_name_for_it(tmp_path: Path) -> None:
+def test_a_reward_function_gets_the_prompt_text_and_its_errors_name_the_users_file(tmp_path: Path) -> None:
     (tmp_path / "f.py").write_text("def f(prompt, answer):\n    return len(prompt) + 1 / len(answer)\n")
     rewards = rewards_of(f"{tmp_path}/f.py:f", "mine.py:f", "cpu", bf16=False)
     assert rewards(ASKED, ["a", "ab"]) == [11, 10.5]

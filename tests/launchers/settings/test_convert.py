@@ -1,4 +1,4 @@
-"""Configurations of other tools: all keys are accounted for, and the values are the same."""
+"""Configurations of other tools: all keys are accounted for, and values are kept."""
 
 from __future__ import annotations
 
@@ -26,22 +26,24 @@ def ids() -> list[str]:
 
 
 @pytest.mark.parametrize("row", PUBLISHED, ids=ids())
-def test_no_key_of_a_published_example_is_dropped_silently(row: dict[str, Any]) -> None:
+def test_every_key_of_a_published_example_is_converted_or_reported(row: dict[str, Any]) -> None:
     config = row["config"]
-    found = convert.convert(config)
-    reported = {each.key for each in found.translated}
+    converted = convert.convert(config)
+    reported = {each.key for each in converted.translated}
     reported = {key.strip() for each in reported for key in each.split(",")}
-    reported |= {key for key, _ in found.unneeded} | {text.partition(":")[0] for text, _ in found.missing}
-    rules = RULES[found.tool]
+    reported |= {key for key, _ in converted.unneeded} | {
+        text.partition(":")[0] for text, _ in converted.missing
+    }
+    rules = RULES[converted.tool]
     for key, value in convert._flattened(config, rules):
         silent = convert._is_off(value)
         assert silent or key in reported, key
-    assert settings.build(found.nested())  # a run takes them
-    assert found.values["method"] in ("full", "lora", "qlora", "dora")
-    assert all(reason for _, reason in found.missing + found.unneeded)
+    assert settings.build(converted.nested())  # a run takes them
+    assert converted.values["method"] in ("full", "lora", "qlora", "dora")
+    assert all(reason for _, reason in converted.missing + converted.unneeded)
 
 
-def test_the_published_examples_are_of_all_four_tools() -> None:
+def test_the_published_examples_cover_all_four_tools() -> None:
     tools = [convert.recognize(row["config"]) for row in PUBLISHED]
     assert len(tools) >= 40
     assert {tool: tools.count(tool) >= 10 for tool in RULES} == dict.fromkeys(RULES, True)
@@ -66,9 +68,9 @@ AXOLOTL = {
 }
 
 
-def test_axolotl_s_qlora_becomes_qlora_with_the_same_batch() -> None:
-    found = convert.convert(AXOLOTL, gpus=2)
-    assert found.values == {
+def test_an_axolotl_qlora_file_becomes_qlora_with_the_same_batch() -> None:
+    converted = convert.convert(AXOLOTL, gpus=2)
+    assert converted.values == {
         "model": "NousResearch/Meta-Llama-3-8B",
         "dataset": "aaditya/alpaca_subset_1",
         "method": "qlora",
@@ -83,11 +85,11 @@ def test_axolotl_s_qlora_becomes_qlora_with_the_same_batch() -> None:
         "precision": "auto",
         "global_batch_size": 16,
     }
-    assert [text for text, _ in found.missing] == ["special_tokens: {'pad_token': '<|end_of_text|>'}"]
+    assert [text for text, _ in converted.missing] == ["special_tokens: {'pad_token': '<|end_of_text|>'}"]
 
 
-def test_torchtune_s_components_say_method_task_and_targets() -> None:
-    found = convert.convert(
+def test_method_task_and_targets_follow_from_torchtune_components() -> None:
+    converted = convert.convert(
         {
             "tokenizer": {"max_seq_len": 1024},
             "checkpointer": {"checkpoint_dir": "/models/llama"},
@@ -104,15 +106,15 @@ def test_torchtune_s_components_say_method_task_and_targets() -> None:
             "gradient_accumulation_steps": 8,
         }
     )
-    values = found.values
+    values = converted.values
     assert (values["method"], values["task"], values["preference.beta"]) == ("lora", "dpo", 0.2)
     assert values["lora.targets"] == ["q_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
     assert (values["global_batch_size"], values["optimizer.lr"], values["seq_len"]) == (32, 3e-4, 1024)
-    assert [reason for _, reason in found.missing] == ["name the data set in dataset"]
+    assert [reason for _, reason in converted.missing] == ["name the dataset in dataset"]
 
 
-def test_llama_factory_s_preference_loss_is_the_task_and_values_without_a_choice_are_named() -> None:
-    found = convert.convert(
+def test_the_task_follows_from_the_llama_factory_loss_and_unknown_values_are_named() -> None:
+    converted = convert.convert(
         {
             "model_name_or_path": "org/model",
             "stage": "dpo",
@@ -125,13 +127,13 @@ def test_llama_factory_s_preference_loss_is_the_task_and_values_without_a_choice
             "cutoff_len": 2048,
         }
     )
-    assert (found.values["task"], found.values["method"]) == ("simpo", "qlora")
-    missing = dict(found.missing)
+    assert (converted.values["task"], converted.values["method"]) == ("simpo", "qlora")
+    missing = dict(converted.missing)
     assert "mixture" in missing["dataset: a,b"]
-    assert missing["lr_scheduler_type: polynomial"] == "no such choice here"
+    assert missing["lr_scheduler_type: polynomial"] == "this package has no such choice"
 
 
-def test_the_command_writes_a_file_that_repeats_the_values_and_prints_what_it_left_out(
+def test_the_command_writes_the_converted_settings_and_prints_the_keys_that_it_omitted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     theirs, ours = tmp_path / "axolotl.yml", tmp_path / "my.yaml"
@@ -145,7 +147,7 @@ def test_the_command_writes_a_file_that_repeats_the_values_and_prints_what_it_le
     for text, expected in (
         ("- 1", "has no keys"),
         ("a: [", "cannot be read"),
-        ("a: 1", "no training config"),
+        ("a: 1", "not a training config"),
     ):
         theirs.write_text(text)
         with pytest.raises(UserError, match=expected):
@@ -154,6 +156,6 @@ def test_the_command_writes_a_file_that_repeats_the_values_and_prints_what_it_le
         finetune_convert.convert(theirs, plan=True)
 
 
-def test_every_rule_names_a_setting_that_exists() -> None:
+def test_every_conversion_rule_names_an_existing_setting() -> None:
     names = set(settings.dotted_names())
     assert {rule.setting for rules in RULES.values() for rule in rules.values()} - {""} <= names

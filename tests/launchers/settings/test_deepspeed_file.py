@@ -1,4 +1,4 @@
-"""DeepSpeed JSON files as settings: what is taken over, and what is refused with a line."""
+"""DeepSpeed JSON files as settings: converted keys and refused ones."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ FILE: dict[str, Any] = {  # as transformers' documentation has it, with a few fi
 }
 
 
-def test_a_file_becomes_the_settings_that_the_plan_reads_and_options_of_the_engine(tmp_path: Path) -> None:
-    found = settings.build({"zero": {"config": written(tmp_path, FILE)}})
-    assert (found.engine, found.global_batch_size, found.micro_batch_size) == ("deepspeed", 8, 2)
-    assert (found.clip_grad_norm, found.zero.stage, found.zero.offload) == (0.5, 3, "cpu")
-    assert found.zero.config is None
-    assert found.engine_options["zero_optimization"] == {
+def test_a_deepspeed_file_becomes_settings_of_the_plan_and_options_of_the_engine(tmp_path: Path) -> None:
+    built = settings.build({"zero": {"config": written(tmp_path, FILE)}})
+    assert (built.engine, built.global_batch_size, built.micro_batch_size) == ("deepspeed", 8, 2)
+    assert (built.clip_grad_norm, built.zero.stage, built.zero.offload) == (0.5, 3, "cpu")
+    assert built.zero.config is None
+    assert built.engine_options["zero_optimization"] == {
         "offload_optimizer": {"pin_memory": True},
         "stage3_max_live_parameters": 1000000,
     }
 
 
-def test_settings_given_in_addition_to_the_file_win(tmp_path: Path) -> None:
+def test_settings_take_precedence_over_the_deepspeed_file(tmp_path: Path) -> None:
     path = written(tmp_path, FILE)
     beside = settings.build({"zero": {"config": path, "stage": 2}})
     assert (beside.zero.stage, beside.zero.offload) == (2, "cpu")
@@ -65,7 +65,7 @@ def test_settings_given_in_addition_to_the_file_win(tmp_path: Path) -> None:
         ([1], "JSON object"),
     ],
 )
-def test_what_is_not_run_here_is_named(tmp_path: Path, values: object, named: str) -> None:
+def test_unsupported_deepspeed_options_are_named(tmp_path: Path, values: object, named: str) -> None:
     with pytest.raises(UserError, match=named):
         settings.build({"zero": {"config": written(tmp_path, values)}})
 

@@ -1,4 +1,4 @@
-"""Settings: where a user's typing errors are caught, and what ships to editors."""
+"""Settings: validation of user input, and the shipped schema."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from estimator.option_names import ALIASES
 from launchers import settings
 
 
-def test_the_shipped_schema_is_the_one_the_settings_have() -> None:
+def test_the_shipped_schema_matches_the_settings() -> None:
     assert json.loads(settings.SCHEMA_FILE.read_text()) == settings.json_schema()
 
 
@@ -29,20 +29,20 @@ def test_every_setting_has_help() -> None:
         assert len(settings.help_of(name)) > 10, name
 
 
-def test_closed_sets_are_known_by_name() -> None:
+def test_choices_of_a_setting_are_available_by_its_name() -> None:
     assert settings.choices_of("task")[0] == "sft"
     assert settings.choices_of("resources.device") == ("auto", "cuda", "cpu")
     assert settings.choices_of("seed") == settings.choices_of("dataset") == ()
 
 
-def test_set_reaches_a_nested_knob_and_wins_over_flags_and_file() -> None:
-    made = settings.build(
+def test_an_override_reaches_a_nested_setting_and_takes_precedence_over_flags_and_file() -> None:
+    built = settings.build(
         {"optimizer": {"lr": 1.0}}, ["optimizer.lr=2e-5", "zero.stage=3"], {"optimizer.lr": 0.5}
     )
-    assert (made.optimizer.lr, made.zero.stage) == (2e-5, 3)
+    assert (built.optimizer.lr, built.zero.stage) == (2e-5, 3)
 
 
-def test_an_optimizer_in_the_backward_pass_clips_nothing() -> None:
+def test_an_optimizer_in_the_backward_pass_disables_gradient_clipping() -> None:
     inside = settings.build({}, ["optimizer.in_backward=true"])
     assert inside.clip_grad_norm is None
     assert settings.build(inside.model_dump(mode="json")) == inside
@@ -51,29 +51,29 @@ def test_an_optimizer_in_the_backward_pass_clips_nothing() -> None:
 
 
 @pytest.mark.parametrize("written", ["2.5k", "2500", 2500, 2500.0, "2,500"])
-def test_a_budget_is_a_number_of_tokens_however_it_is_written(written: object) -> None:
-    made = settings.build({"tokens": written})
-    assert made.tokens == 2500
-    assert settings.build(made.model_dump(mode="json")) == made
+def test_a_token_budget_is_accepted_in_every_notation(written: object) -> None:
+    built = settings.build({"tokens": written})
+    assert built.tokens == 2500
+    assert settings.build(built.model_dump(mode="json")) == built
     assert settings.build({}, ["tokens=1B"]).tokens == 10**9
     assert settings.build({}, ["tokens=1e9"]).tokens == 10**9
 
 
-def test_a_budget_as_people_write_it_satisfies_the_shipped_schema() -> None:
+def test_a_token_budget_in_any_notation_satisfies_the_shipped_schema() -> None:
     for values in ({"tokens": "1B"}, {"tokens": 1000}, {"mixture": {"b.jsonl": 0.5}}):
         jsonschema.validate(values, json.loads(settings.SCHEMA_FILE.read_text()))
 
 
-def test_a_flag_wins_over_the_file() -> None:
+def test_a_flag_takes_precedence_over_the_file() -> None:
     assert settings.build({"seed": 1}, [], {"seed": 2}).seed == 2
 
 
 def test_raw_engine_values_pass_through() -> None:
-    made = settings.build({}, ["engine_options.optimizer.fused=true"])
-    assert made.engine_options == {"optimizer": {"fused": True}}
+    built = settings.build({}, ["engine_options.optimizer.fused=true"])
+    assert built.engine_options == {"optimizer": {"fused": True}}
 
 
-def test_what_was_used_builds_the_same_settings_again() -> None:
+def test_dumped_settings_build_the_same_settings_again() -> None:
     used = settings.build({"lora": {"rank": 4}}, ["tracker=[wandb]"])
     assert settings.build(used.model_dump(mode="json")) == used
 
@@ -148,11 +148,11 @@ def test_a_wrong_setting_is_named_with_its_value(
     assert advice in caught.value.advice
 
 
-def test_a_date_is_a_text_like_any_other() -> None:
+def test_a_date_in_yaml_is_read_as_text() -> None:
     assert settings.parse_yaml("model: 2026-11-21")["model"] == "2026-11-21"
 
 
-def test_a_range_of_steps_is_not_a_number_to_base_60() -> None:
+def test_a_range_of_steps_in_yaml_is_read_as_text_not_as_a_base_60_number() -> None:
     assert settings.parse_yaml("profile: {steps: 20:23}")["profile"]["steps"] == "20:23"
 
 
@@ -162,7 +162,7 @@ def test_an_error_in_a_settings_file_names_the_line() -> None:
 
 
 def test_settings_are_pickled_to_the_same_bytes_in_every_process() -> None:
-    """Metaflow joins a gang's nodes only where their artifacts are the same bytes."""
+    """Metaflow joins the nodes of a gang only if their artifacts are identical bytes."""
     code = (
         "import pickle, sys; from launchers import settings; "
         "given = {'lora': {'rank': 4}, 'seed': 3, 'tracker': ['wandb'], 'optimizer': {'lr': 1e-5}}; "
@@ -191,14 +191,14 @@ def test_settings_are_pickled_to_the_same_bytes_in_every_process() -> None:
         ("adam_beta2", "optimizer.betas"),
     ],
 )
-def test_a_setting_by_another_name_is_answered_with_ours(old: str, name: str) -> None:
-    for given in ({"values": {old: "x"}}, {"values": {}, "overrides": [f"{old}=x"]}):
+def test_a_setting_name_of_another_tool_is_refused_with_the_matching_name(old: str, name: str) -> None:
+    for values in ({"values": {old: "x"}}, {"values": {}, "overrides": [f"{old}=x"]}):
         with pytest.raises(UserError, match=f"unknown setting `{old}`") as caught:
-            settings.build(**given)  # type: ignore[arg-type]
+            settings.build(**values)  # type: ignore[arg-type]
         assert caught.value.advice == f"Did you mean {name}?"
 
 
-def test_other_names_lead_to_settings_that_there_are() -> None:
+def test_every_alias_of_another_tool_names_an_existing_setting() -> None:
     assert set(ALIASES.values()) <= set(settings.dotted_names())
     assert not ALIASES.keys() & set(settings.dotted_names())
 
@@ -215,7 +215,7 @@ def test_other_names_lead_to_settings_that_there_are() -> None:
         ({"task": "simpo", "preference": {"beta": 2.5, "margin": 1.4, "label_smoothing": 0.1}}, ()),
     ],
 )
-def test_what_a_task_would_leave_unused_is_named(values: dict[str, Any], unused: tuple[str, ...]) -> None:
+def test_settings_that_a_task_does_not_use_are_named(values: dict[str, Any], unused: tuple[str, ...]) -> None:
     assert settings.build(values).unused == unused
 
 
@@ -230,12 +230,14 @@ def test_what_a_task_would_leave_unused_is_named(values: dict[str, Any], unused:
         ({"method": "adapter-v1", "adapter": {"prompt_length": 4}, "lora": {"alpha": 8}}, ("lora.alpha",)),
     ],
 )
-def test_what_a_method_would_leave_unused_is_named(values: dict[str, Any], unused: tuple[str, ...]) -> None:
+def test_settings_that_a_method_does_not_use_are_named(
+    values: dict[str, Any], unused: tuple[str, ...]
+) -> None:
     assert settings.build(values).unused_by_method == unused
 
 
 @pytest.mark.parametrize(
-    ("values", "name", "found"),
+    ("values", "name", "expected"),
     [
         ({"tracker": "wandb"}, "tracker", ("wandb",)),
         ({"new_tokens": "<tool>"}, "new_tokens", ("<tool>",)),
@@ -244,14 +246,16 @@ def test_what_a_method_would_leave_unused_is_named(values: dict[str, Any], unuse
         ({"lora": {"modules_to_save": "norms"}}, "lora.modules_to_save", ("norms",)),
     ],
 )
-def test_a_single_word_is_a_list_of_one(values: dict[str, Any], name: str, found: object) -> None:
+def test_a_single_value_is_accepted_for_a_list_setting(
+    values: dict[str, Any], name: str, expected: object
+) -> None:
     value: Any = settings.build(values)
     for part in name.split("."):
         value = getattr(value, part)
-    assert value == found
+    assert value == expected
 
 
-def test_a_key_that_is_there_twice_is_refused_with_both_lines() -> None:
+def test_a_duplicate_key_is_refused_with_both_lines() -> None:
     with pytest.raises(UserError, match="`epochs` twice, in lines 1 and 3"):
         settings.parse_yaml("epochs: 1\nseed: 3\nepochs: 2\n")
     with pytest.raises(UserError, match="`lr` twice, in lines 2 and 3"):
@@ -259,7 +263,7 @@ def test_a_key_that_is_there_twice_is_refused_with_both_lines() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "words"),
+    ("values", "expected"),
     [
         ({"patience": 3}, "evaluation.patience needs evaluations during training"),
         ({"every_steps": 5, "min_delta": 0.1}, "applies to evaluation.patience"),
@@ -269,10 +273,12 @@ def test_a_key_that_is_there_twice_is_refused_with_both_lines() -> None:
         ({"every_steps": 30}, "evaluation.every_steps 30: max_steps is 20"),
     ],
 )
-def test_evaluations_that_cannot_be_are_refused_in_one_line(values: dict[str, Any], words: str) -> None:
+def test_impossible_evaluation_settings_are_refused_in_one_line(
+    values: dict[str, Any], expected: str
+) -> None:
     with pytest.raises(UserError) as caught:
         settings.build({"max_steps": 20, "evaluation": values})
-    assert words in caught.value.problem
+    assert expected in caught.value.problem
     assert "\n" not in caught.value.problem
 
 
@@ -281,13 +287,15 @@ def test_grpo_is_not_evaluated_while_it_trains() -> None:
         settings.build({"task": "grpo", "evaluation": {"every_steps": 5}})
 
 
-def test_the_best_is_kept_if_a_run_may_stop_early_or_if_requested() -> None:
-    kept = [{"patience": 2}, {"keep_best": True}, {"patience": 2, "keep_best": False}, {}]
-    found = [settings.build({"evaluation": {"every_steps": 5, **each}}).evaluation for each in kept]
-    assert [each.keeps_best for each in found] == [True, True, False, False]
+def test_the_best_step_is_kept_if_a_run_may_stop_early_or_if_requested() -> None:
+    kept_settings = [{"patience": 2}, {"keep_best": True}, {"patience": 2, "keep_best": False}, {}]
+    evaluation_settings = [
+        settings.build({"evaluation": {"every_steps": 5, **each}}).evaluation for each in kept_settings
+    ]
+    assert [each.keeps_best for each in evaluation_settings] == [True, True, False, False]
 
 
-def test_inputs_of_a_settings_file_are_looked_up_next_to_it_first(tmp_path: Path) -> None:
+def test_relative_paths_in_a_settings_file_are_resolved_next_to_it_first(tmp_path: Path) -> None:
     for name in ("rows.jsonl", "more.txt", "score.py", "split"):
         (tmp_path / name).touch()
     text = """

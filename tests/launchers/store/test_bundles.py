@@ -1,4 +1,4 @@
-"""A bundle is whole or not there; nothing damaged is ever taken for good."""
+"""A bundle is complete or absent; damaged data is never accepted."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def storage(tmp_path: Path) -> LocalStorage:
 
 
 class Failing(LocalStorage):
-    """Raises ``error`` at the file number ``at``."""
+    """Raises ``error`` at file number ``at``."""
 
     def __init__(self, root: Path, at: int, error: OSError) -> None:
         super().__init__(root)
@@ -59,7 +59,7 @@ def tree(folder: Path) -> dict[str, bytes]:
     return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
-def test_a_folder_comes_back_as_it_was(storage: LocalStorage, folder: Path, tmp_path: Path) -> None:
+def test_a_stored_folder_is_fetched_unchanged(storage: LocalStorage, folder: Path, tmp_path: Path) -> None:
     put_bundle(storage, "run/part", folder)
     out = tmp_path / "out"
     out.mkdir()
@@ -69,7 +69,7 @@ def test_a_folder_comes_back_as_it_was(storage: LocalStorage, folder: Path, tmp_
     assert not list(tmp_path.glob("*.tmp"))
 
 
-def test_an_interrupted_upload_is_not_a_bundle_and_is_continued(folder: Path, tmp_path: Path) -> None:
+def test_an_interrupted_upload_is_not_a_bundle_and_is_resumed(folder: Path, tmp_path: Path) -> None:
     storage = Failing(tmp_path / "store", 3, ConnectionError("network"))
     with pytest.raises(ConnectionError):
         put_bundle(storage, "b", folder)
@@ -79,7 +79,7 @@ def test_an_interrupted_upload_is_not_a_bundle_and_is_continued(folder: Path, tm
     assert storage.sent == 3 + 2, "the first two were not sent again"
 
 
-def test_a_full_store_is_a_user_error_and_nothing_half_written_stays(folder: Path, tmp_path: Path) -> None:
+def test_a_full_store_is_a_user_error_and_leaves_no_partial_files(folder: Path, tmp_path: Path) -> None:
     storage = Failing(tmp_path / "store", 3, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
     with pytest.raises(UserError, match=r"No space left for .*store/b"):
         put_bundle(storage, "b", folder)
@@ -90,7 +90,7 @@ def test_a_full_store_is_a_user_error_and_nothing_half_written_stays(folder: Pat
 @pytest.mark.skipif(
     os.geteuid() != 0 or shutil.which("mount") is None, reason="only root may mount a small disk"
 )
-def test_a_disk_that_really_fills_up_keeps_the_older_bundle(folder: Path, tmp_path: Path) -> None:
+def test_a_disk_that_fills_up_during_an_upload_keeps_the_older_bundle(folder: Path, tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
     if os.system(f"mount -t tmpfs -o size=256k tmpfs {disk}") != 0:  # noqa: S605
@@ -109,7 +109,7 @@ def test_a_disk_that_really_fills_up_keeps_the_older_bundle(folder: Path, tmp_pa
 
 
 @pytest.mark.parametrize("damage", ["bit", "cut", "gone"])
-def test_a_damaged_file_is_named_and_nothing_is_left(
+def test_a_damaged_file_is_named_and_no_files_are_left(
     storage: LocalStorage, folder: Path, tmp_path: Path, damage: str
 ) -> None:
     manifest = put_bundle(storage, "b", folder)
@@ -163,7 +163,7 @@ GOOD = {"name": "model/a.bin", "size": 4, "sha256": SHA}
 def test_a_crafted_manifest_is_refused_in_one_line_and_writes_nothing(
     storage: LocalStorage, folder: Path, tmp_path: Path, files: Any
 ) -> None:
-    """Beside files that are good: nothing of them is written, either."""
+    """Valid files in the same manifest are not written either."""
     BundleFile(name=f"{'a' * 255}/b", size=0, sha256=SHA)  # the longest name
     put_bundle(storage, "b", folder)
     path = storage.root / "b" / "manifest.json"
@@ -194,7 +194,7 @@ def test_a_missing_manifest_is_reported_and_an_invalid_one_is_damaged(
 
 
 @pytest.mark.parametrize("name", ["sub", "sub/a.bin", "a.bin"])
-def test_nothing_is_fetched_through_a_link(
+def test_nothing_is_fetched_through_a_symbolic_link(
     storage: LocalStorage, folder: Path, tmp_path: Path, name: str
 ) -> None:
     put_bundle(storage, "b", folder)
@@ -233,7 +233,7 @@ def stored(tmp_path: Path, storage: LocalStorage) -> LocalStorage:
 
 
 @pytest.mark.parametrize(("free", "fits"), [(3000, True), (2999, False)])
-def test_a_bundle_is_fetched_where_it_just_fits(
+def test_a_bundle_is_fetched_only_if_it_fits_on_the_disk(
     stored: LocalStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, fits: bool
 ) -> None:
     monkeypatch.setattr("launchers.store.bundles.shutil.disk_usage", lambda _: SimpleNamespace(free=free))
@@ -248,7 +248,7 @@ def test_a_bundle_is_fetched_where_it_just_fits(
 
 
 @pytest.mark.parametrize(("code", "error"), [(errno.ENOSPC, UserError), (errno.EACCES, PermissionError)])
-def test_only_a_full_disk_is_explained(
+def test_only_the_error_of_a_full_disk_is_a_user_error(
     stored: LocalStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, error: type[Exception]
 ) -> None:
     def fail(key: str, path: Path) -> None:

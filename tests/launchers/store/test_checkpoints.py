@@ -1,4 +1,4 @@
-"""A checkpoint counts when every node's part is stored; resuming finds the newest good one."""
+"""A checkpoint counts when the parts of all nodes are stored; resuming uses the newest valid one."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_checkpoint_is_committed_only_with_the_parts_of_all_nodes(
         CheckpointStore(storage, "run", keep=0)
 
 
-def test_restoring_brings_all_nodes_files_together(storage: LocalStorage, tmp_path: Path) -> None:
+def test_restoring_merges_the_files_of_all_nodes(storage: LocalStorage, tmp_path: Path) -> None:
     store = CheckpointStore(storage, "run")
     save(store, tmp_path, 5)
     latest = store.latest()
@@ -54,7 +54,9 @@ def test_restoring_brings_all_nodes_files_together(storage: LocalStorage, tmp_pa
     }
 
 
-def test_only_the_newest_stay_and_leftovers_go(storage: LocalStorage, tmp_path: Path) -> None:
+def test_pruning_keeps_the_newest_checkpoints_and_removes_incomplete_ones(
+    storage: LocalStorage, tmp_path: Path
+) -> None:
     store = CheckpointStore(storage, "run", keep=2)
     store.put_part(1, 0, part(tmp_path, 1, 0))  # never committed
     for step in (2, 4, 6):
@@ -79,8 +81,8 @@ def test_a_damaged_newest_checkpoint_is_skipped_and_reported(storage: LocalStora
     with pytest.raises(DamagedError, match=r"state-1\.bin"):
         store.restore(newest, tmp_path / "out")
     assert not (tmp_path / "out").exists()
-    found, skipped = restore_newest(store, tmp_path / "out")
-    assert found.step == 2
+    checkpoint, skipped = restore_newest(store, tmp_path / "out")
+    assert checkpoint.step == 2
     assert len(skipped) == 1
     assert "step 4" in skipped[0]
     damaged.unlink()
@@ -88,7 +90,7 @@ def test_a_damaged_newest_checkpoint_is_skipped_and_reported(storage: LocalStora
     assert latest.step == 2, "one with a file missing is not whole"
 
 
-def test_a_new_attempt_goes_on_from_the_old_one_and_never_writes_over_it(
+def test_a_new_attempt_resumes_from_the_old_one_and_never_overwrites_it(
     storage: LocalStorage, tmp_path: Path
 ) -> None:
     save(CheckpointStore(storage, "run"), tmp_path, 10)
@@ -99,7 +101,9 @@ def test_a_new_attempt_goes_on_from_the_old_one_and_never_writes_over_it(
     assert [(c.attempt, c.step, c.nodes) for c in second.candidates()] == [(1, 10, 1), (0, 10, 2)]
 
 
-def test_origin_runs_are_looked_at_last_and_never_pruned(storage: LocalStorage, tmp_path: Path) -> None:
+def test_checkpoints_of_origin_runs_are_the_last_choice_and_never_pruned(
+    storage: LocalStorage, tmp_path: Path
+) -> None:
     origin = CheckpointStore(storage, "old/run", keep=5)
     for step in (2, 4, 6):
         save(origin, tmp_path, step)
@@ -115,7 +119,7 @@ def test_origin_runs_are_looked_at_last_and_never_pruned(storage: LocalStorage, 
     ]
 
 
-def test_the_best_ones_checkpoint_stays_however_old_and_can_be_restored(
+def test_the_checkpoint_of_the_best_step_is_kept_at_any_age_and_can_be_restored(
     storage: LocalStorage, tmp_path: Path
 ) -> None:
     first = CheckpointStore(storage, "run", keep=1, notes=lambda _: {"best_step": 2})
@@ -135,7 +139,9 @@ def test_the_best_ones_checkpoint_stays_however_old_and_can_be_restored(
     assert restore_newest(better, tmp_path / "gone", step=2) == (None, ())
 
 
-def test_pruning_spares_what_is_newer_than_the_newest_and_what_is_not_a_checkpoint(tmp_path: Path) -> None:
+def test_pruning_keeps_unfinished_newer_checkpoints_and_files_that_are_not_checkpoints(
+    tmp_path: Path,
+) -> None:
     storage = LocalStorage(tmp_path / "store")
     store = CheckpointStore(storage, "run", attempt=1, keep=1)
     commit = json.dumps({"step": 5, "nodes": 0, "world_size": 1, "at": 0.0, "extra": {}}).encode()

@@ -1,4 +1,4 @@
-"""A folder that is kept in the store while a script writes to it."""
+"""A folder synchronized with the store while a script writes to it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _node(storage: LocalStorage, place: Path, node: int = 0, prefix: str = "runs
     return SyncedFolder(storage, prefix, place / f"node-{node}", node=node)
 
 
-def test_a_folder_is_stored_once_it_has_come_to_rest_and_found_again(
+def test_a_folder_is_stored_once_it_stops_changing_and_is_restored(
     storage: LocalStorage, tmp_path: Path
 ) -> None:
     first = _node(storage, tmp_path / "a")
@@ -32,13 +32,13 @@ def test_a_folder_is_stored_once_it_has_come_to_rest_and_found_again(
 
     (first.folder / "step-2").write_text("half")
     assert not first.poll()
-    again = _node(storage, tmp_path / "b")
-    assert again.restore()
-    assert (again.folder / "step-1" / "model").read_text() == "one"
-    assert not (again.folder / "step-2").exists(), "it was being written when the script was killed"
+    restored = _node(storage, tmp_path / "b")
+    assert restored.restore()
+    assert (restored.folder / "step-1" / "model").read_text() == "one"
+    assert not (restored.folder / "step-2").exists(), "it was being written when the script was killed"
 
 
-def test_a_file_that_changes_while_it_is_stored_leaves_the_state_before(
+def test_a_file_that_changes_during_an_upload_keeps_the_previously_stored_state(
     storage: LocalStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = _node(storage, tmp_path / "a")
@@ -54,12 +54,14 @@ def test_a_file_that_changes_while_it_is_stored_leaves_the_state_before(
     monkeypatch.setattr(LocalStorage, "put_file", slow)
     with pytest.raises(ChangedError):
         node.poll(complete=True)
-    again = _node(storage, tmp_path / "b")
-    assert again.restore()
-    assert (again.folder / "model").read_text() == "one"
+    restored = _node(storage, tmp_path / "b")
+    assert restored.restore()
+    assert (restored.folder / "model").read_text() == "one"
 
 
-def test_files_that_the_script_has_removed_leave_the_store(storage: LocalStorage, tmp_path: Path) -> None:
+def test_files_removed_by_the_script_are_removed_from_the_store(
+    storage: LocalStorage, tmp_path: Path
+) -> None:
     node = _node(storage, tmp_path)
     (node.folder / "old").write_text("old")
     assert node.poll(complete=True)
@@ -69,34 +71,34 @@ def test_files_that_the_script_has_removed_leave_the_store(storage: LocalStorage
     assert len(storage.keys("runs/1/train")) == 2, "the manifest and one file"
 
 
-def test_a_node_finds_the_files_of_all_nodes_and_stores_its_own_alone(
+def test_a_node_restores_the_files_of_all_nodes_and_stores_only_its_own(
     storage: LocalStorage, tmp_path: Path
 ) -> None:
     for number in (0, 1):
         node = _node(storage, tmp_path / "a", number)
         (node.folder / f"shard-{number}").write_text(str(number))
         assert node.poll(complete=True)
-    again = _node(storage, tmp_path / "b", 1)
-    assert again.restore()
-    assert {path.name for path in again.folder.iterdir()} == {"shard-0", "shard-1"}
-    assert not again.poll(complete=True)
-    (again.folder / "shard-0").write_text("changed here")
-    assert again.poll(complete=True)
+    restored = _node(storage, tmp_path / "b", 1)
+    assert restored.restore()
+    assert {path.name for path in restored.folder.iterdir()} == {"shard-0", "shard-1"}
+    assert not restored.poll(complete=True)
+    (restored.folder / "shard-0").write_text("changed here")
+    assert restored.poll(complete=True)
     other = _node(storage, tmp_path / "c", 1)
     assert other.restore()
     assert (other.folder / "shard-0").read_text() == "changed here"
 
 
-def test_a_log_that_is_always_written_to_delays_no_checkpoint(storage: LocalStorage, tmp_path: Path) -> None:
+def test_a_constantly_growing_log_delays_no_checkpoint(storage: LocalStorage, tmp_path: Path) -> None:
     node = _node(storage, tmp_path / "a")
     (node.folder / "step-1").write_text("one")
     (node.folder / "log").write_text("1")
     assert not node.poll()
     (node.folder / "log").write_text("1, 2")
     assert node.poll()
-    again = _node(storage, tmp_path / "b")
-    assert again.restore()
-    assert [path.name for path in again.folder.iterdir()] == ["step-1"]
+    restored = _node(storage, tmp_path / "b")
+    assert restored.restore()
+    assert [path.name for path in restored.folder.iterdir()] == ["step-1"]
 
 
 def test_a_removed_checkpoint_stays_stored_until_the_next_one_is(
@@ -108,9 +110,9 @@ def test_a_removed_checkpoint_stays_stored_until_the_next_one_is(
     (node.folder / "step-1").unlink()
     (node.folder / "step-2").write_text("half")
     assert not node.poll()
-    again = _node(storage, tmp_path / "b")
-    assert again.restore()
-    assert [path.name for path in again.folder.iterdir()] == ["step-1"]
+    restored = _node(storage, tmp_path / "b")
+    assert restored.restore()
+    assert [path.name for path in restored.folder.iterdir()] == ["step-1"]
     assert node.poll()
     later = _node(storage, tmp_path / "c")
     assert later.restore()

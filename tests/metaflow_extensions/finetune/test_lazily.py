@@ -29,8 +29,8 @@ if __name__ == "__main__":
 
 def documented() -> str:
     """The complete flow of docs/gpu-profile.md."""
-    found = re.search(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
-    return found[1]
+    snippet = re.search(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    return snippet[1]
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_the_documented_flow_runs_and_measures(home: Home) -> None:
 
 
 @pytest.mark.slow
-def test_by_its_name_it_measures_a_flow_that_imports_nothing_of_ours(home: Home) -> None:
+def test_the_decorator_by_name_measures_a_flow_that_does_not_import_the_package(home: Home) -> None:
     done = home.python("plain.py", "run", "--with", "gpu_profile:interval=2")
     assert done.returncode == 0, done.stdout + done.stderr
     card = home.python("plain.py", "card", "get", "start", "card.html", "--id", "finetune")
@@ -60,7 +60,7 @@ def test_by_its_name_it_measures_a_flow_that_imports_nothing_of_ours(home: Home)
     assert "Traceback" not in wrong.stderr
 
 
-def test_beside_a_strangers_module_a_flow_that_uses_it_ends_in_two_lines(home: Home) -> None:
+def test_a_flow_that_uses_the_decorator_ends_in_two_lines_if_a_foreign_module_shadows_it(home: Home) -> None:
     (home.path / "decorators.py").write_text("")
     done = home.python("my_flow.py", "run")
     assert (done.returncode, done.stdout) == (2, "")
@@ -72,7 +72,7 @@ def test_beside_a_strangers_module_a_flow_that_uses_it_ends_in_two_lines(home: H
 
 
 @pytest.mark.slow
-def test_beside_a_strangers_module_another_flow_runs_and_the_name_behind_with_is_answered(home: Home) -> None:
+def test_other_flows_run_if_a_foreign_module_shadows_the_package_and_with_is_refused(home: Home) -> None:
     (home.path / "decorators.py").write_text("")
     assert home.python("plain.py", "run").returncode == 0
     done = home.python("plain.py", "run", "--with", "gpu_profile")

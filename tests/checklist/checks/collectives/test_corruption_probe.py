@@ -1,4 +1,4 @@
-"""The same product again, on this machine's processor."""
+"""Repetition of a matrix product on the processor of this machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def context() -> Any:
     return SimpleNamespace(rank=0, local_rank=0, progress=SimpleNamespace(begin=lambda: None))
 
 
-def test_a_sound_processor_repeats_itself_and_exact_products_need_no_order() -> None:
+def test_a_healthy_processor_repeats_its_products_for_any_number_of_threads() -> None:
     first = repeat(context(), "cpu", 0.1)
     assert [(one["whole"], one["differing"]) for one in first] == [(False, 0), (True, 0)]
     assert all(one["times"] >= 8 for one in first)
@@ -29,7 +29,7 @@ def test_a_sound_processor_repeats_itself_and_exact_products_need_no_order() -> 
     assert first[1]["digest"] == second[1]["digest"]
 
 
-def test_each_kind_of_product_has_half_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_kind_of_product_gets_half_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = itertools.count(0.0)
     clock = SimpleNamespace(perf_counter=lambda: next(seconds))
     monkeypatch.setattr("checklist.checks.collectives.corruption_probe.time", clock)
@@ -37,7 +37,7 @@ def test_each_kind_of_product_has_half_of_the_time(monkeypatch: pytest.MonkeyPat
     assert [one["times"] for one in repeat(context(), "cpu", 40.0)] == [27, 27]
 
 
-def test_one_flipped_bit_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_single_flipped_bit_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     product, calls = torch.matmul, [0]
 
     def flips(*operands: torch.Tensor, **options: Any) -> torch.Tensor:

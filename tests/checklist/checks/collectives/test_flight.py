@@ -1,4 +1,4 @@
-"""torch's flight recorder tells in which collective ranks wait, and who has not come to it."""
+"""The flight recorder of torch shows the collective in which ranks wait and the rank that is missing."""
 
 from __future__ import annotations
 
@@ -28,14 +28,21 @@ def entry(number: int, sequence: int, *, retired: bool = True, p2p: bool = False
     }
 
 
-def test_the_last_collective_counts_and_sends_between_two_ranks_do_not() -> None:
-    found = flight.newest_entry({"entries": [entry(0, 1), entry(1, 2, retired=False), entry(2, 2, p2p=True)]})
-    assert found == {"sequence": 2, "operation": "nccl:all_reduce", "waits": True, "size": "1024x8 BFloat16"}
+def test_a_rank_is_located_by_its_last_collective_ignoring_point_to_point_sends() -> None:
+    last_entry = flight.newest_entry(
+        {"entries": [entry(0, 1), entry(1, 2, retired=False), entry(2, 2, p2p=True)]}
+    )
+    assert last_entry == {
+        "sequence": 2,
+        "operation": "nccl:all_reduce",
+        "waits": True,
+        "size": "1024x8 BFloat16",
+    }
     assert flight.newest_entry({"entries": [entry(0, 0, p2p=True)]}) is None
     assert flight.newest_entry({}) is None
 
 
-def test_the_rank_with_the_lowest_number_is_behind_unless_all_are_equal() -> None:
+def test_the_rank_with_the_lowest_sequence_number_is_behind_unless_all_are_equal() -> None:
     at = {rank: flight.newest_entry({"entries": [entry(0, 7, retired=False)]}) or {} for rank in range(3)}
     assert flight.lagging(at) == []
     at[1] = flight.newest_entry({"entries": [entry(0, 6)]}) or {}
@@ -48,18 +55,18 @@ def test_the_rank_with_the_lowest_number_is_behind_unless_all_are_equal() -> Non
 
 
 @pytest.mark.slow
-def test_flight_recorders_show_the_rank_that_never_joins_a_collective(tmp_path: Path) -> None:
-    heard: queue.Queue[Any] = queue.Queue()
+def test_flight_recorders_name_the_rank_that_never_joins_a_collective(tmp_path: Path) -> None:
+    received: queue.Queue[Any] = queue.Queue()
     local = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     workers = [
         WorkerProcess(
-            rank=rank, local_rank=0, node=rank, directory=tmp_path, environment=local, report=heard.put
+            rank=rank, local_rank=0, node=rank, directory=tmp_path, environment=local, report=received.put
         )
         for rank in range(2)
     ]
 
     def answers(count: int) -> dict[int, Reply]:
-        return {said.rank: said.reply for said in (heard.get(timeout=LIMIT_S) for _ in range(count))}
+        return {said.rank: said.reply for said in (received.get(timeout=LIMIT_S) for _ in range(count))}
 
     def tell(worker: WorkerProcess, number: int, what: str, arguments: dict[str, Any]) -> None:
         worker.send(WorkerCommand(rank=worker.rank, id=number, what=what, arguments=arguments))

@@ -1,4 +1,4 @@
-"""Collectives' values tell a wrong or partial result from a right one."""
+"""Values of collectives distinguish a wrong or partial result from a right one."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from checklist.checks.collectives import operations
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("world", [2, 3, 8, 64])
-def test_a_sum_that_leaves_out_a_rank_or_takes_one_twice_is_seen(dtype: torch.dtype, world: int) -> None:
-    made = operations._Builder(dtype, 4099, 0, world, torch.device("cpu"))
+def test_a_sum_that_omits_or_repeats_a_rank_is_detected(dtype: torch.dtype, world: int) -> None:
+    builder = operations._Builder(dtype, 4099, 0, world, torch.device("cpu"))
     indexes = torch.arange(4099)
-    parts = [made.values(rank, indexes, made.addend) for rank in range(world)]
+    parts = [builder.values(rank, indexes, builder.addend) for rank in range(world)]
     right = sum(parts)
-    assert torch.equal(made.summed(indexes), right)
+    assert torch.equal(builder.summed(indexes), right)
     assert torch.equal(right.to(dtype).to(torch.int64), right), "exact in the type"
     for left_out, twice in product(range(min(world, 4)), repeat=2):
         assert not torch.equal(right - parts[left_out], right)
-        if left_out != twice and made.addend > 1:
+        if left_out != twice and builder.addend > 1:
             assert not torch.equal(right - parts[left_out] + parts[twice], right)
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 8])
-def test_an_uneven_all_to_all_knows_each_part_and_sees_one_at_the_wrong_place(
+def test_an_uneven_all_to_all_detects_a_part_at_the_wrong_position(
     world: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All ranks in one process: what each sends is cut as it says, and handed to the others."""
+    """Simulate all ranks in one process: the parts that each sends are passed to the others."""
     calls: list[tuple[torch.Tensor, torch.Tensor, list[int], list[int]]] = []
-    monkeypatch.setattr("torch.distributed.all_to_all_single", lambda *given: calls.append(given))
+    monkeypatch.setattr("torch.distributed.all_to_all_single", lambda *fixed_part: calls.append(fixed_part))
     works = [
         operations.prepare("all_to_all_v", torch.float32, 97, rank, world, torch.device("cpu"))
         for rank in range(world)
@@ -47,17 +47,17 @@ def test_an_uneven_all_to_all_knows_each_part_and_sees_one_at_the_wrong_place(
     assert operations.wrong_values(works[0]) > 0
 
 
-def test_wrong_values_are_counted_and_nan_is_wrong() -> None:
-    made = operations._Builder(torch.float32, 100, 0, 2, torch.device("cpu"))
-    good = made.values(1, torch.arange(100)).to(torch.float32)
+def test_wrong_values_are_counted_including_nan() -> None:
+    builder = operations._Builder(torch.float32, 100, 0, 2, torch.device("cpu"))
+    good = builder.values(1, torch.arange(100)).to(torch.float32)
     bad = good.clone()
     bad[7] += 1
     nan = good.clone()
     nan[3] = float("nan")
 
-    def work(got: torch.Tensor) -> operations.Work:
+    def work(values_of_rank: torch.Tensor) -> operations.Work:
         return operations.Work(
-            run=lambda: None, result=lambda: [got], expected=lambda _, i: made.values(1, i)
+            run=lambda: None, result=lambda: [values_of_rank], expected=lambda _, i: builder.values(1, i)
         )
 
-    assert [operations.wrong_values(work(got)) for got in (good, bad, nan)] == [0, 1, 1]
+    assert [operations.wrong_values(work(values_of_rank)) for values_of_rank in (good, bad, nan)] == [0, 1, 1]

@@ -1,4 +1,4 @@
-"""The network between nodes: who is cut off, slow or hung is named, and nobody else."""
+"""Judging of the network between nodes: cut off, slow and hung nodes are named."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.checklist.clusters import Cluster
 from tests.checklist.runs import GIB, codes, cpu_run, gpu_run, mesh, verdict_of, with_pairs
 
 
-def test_a_pair_that_connects_and_moves_nothing_is_an_mtu_fault() -> None:
+def test_a_pair_that_connects_but_transfers_nothing_is_an_mtu_fault() -> None:
     assert codes(dataclasses.replace(gpu_run(4), probes=mesh(4, stalled=((0, 1),)))) == {"mtu": "FAIL"}
 
 
@@ -24,7 +24,7 @@ def test_an_unreachable_node_is_named_instead_of_all_its_pairs() -> None:
     assert result.bad_nodes == ("host-2",)
 
 
-def test_a_pair_that_is_cut_is_one_finding_and_not_a_slow_link_too() -> None:
+def test_a_cut_pair_is_one_finding_and_not_also_a_slow_link() -> None:
     both = ((1, 3), (3, 1))
     cut = with_pairs(cpu_run(4, probes=mesh(4, cut=both)), Cluster(nodes=4, cut=frozenset(both)))
     result = judge(cut)
@@ -58,7 +58,7 @@ def test_a_suspect_that_was_not_measured_again_is_only_a_warning() -> None:
     ]
 
 
-def test_of_two_nodes_nobody_is_accused() -> None:
+def test_a_slow_pair_in_a_run_of_two_nodes_names_no_node() -> None:
     result = judge(with_pairs(cpu_run(2), Cluster(nodes=2, transmit={1: 0.4})))
     assert result.verdict == "FAIL"
     assert "two nodes do not show" in result.headline
@@ -66,7 +66,7 @@ def test_of_two_nodes_nobody_is_accused() -> None:
 
 
 @pytest.mark.parametrize(("nodes", "expected"), [(2, "NO-VERDICT"), (3, "NO-VERDICT"), (4, "PASS")])
-def test_fewer_than_four_equal_nodes_have_no_peers(nodes: int, expected: str) -> None:
+def test_fewer_than_four_equal_nodes_are_not_compared_with_peers(nodes: int, expected: str) -> None:
     assert verdict_of(judge(cpu_run(nodes)), "pairs") == expected
 
 
@@ -112,15 +112,15 @@ def test_a_hang_is_reported_before_the_collective_it_broke() -> None:
         (Cluster(nodes=6, links={(1, 3): 0.86, (3, 1): 0.86}), "slow-link", ()),
     ],
 )
-def test_what_is_slow_a_little_is_a_warning(cluster: Cluster, code: str, blamed: tuple[str, ...]) -> None:
+def test_a_slightly_slow_node_gives_a_warning(cluster: Cluster, code: str, blamed: tuple[str, ...]) -> None:
     result = judge(with_pairs(cpu_run(6), cluster))
     assert [(fault.code, fault.verdict, fault.nodes) for fault in result.findings] == [(code, "WARN", blamed)]
     assert (result.verdict, result.bad_nodes, len(result.healthy_nodes)) == ("WARN", (), 6)
 
 
-def test_a_few_much_faster_nodes_give_a_warning_and_make_no_other_slow() -> None:
-    few = Cluster(nodes=8, path=lambda a, b: 90.0 if {a, b} == {0, 1} else 45.0)
-    (fault,) = judge(with_pairs(cpu_run(8), few)).findings
+def test_a_few_much_faster_nodes_give_a_warning_and_do_not_make_others_slow() -> None:
+    nine_nodes = Cluster(nodes=8, path=lambda a, b: 90.0 if {a, b} == {0, 1} else 45.0)
+    (fault,) = judge(with_pairs(cpu_run(8), nine_nodes)).findings
     assert (fault.code, fault.verdict, fault.suspects) == ("uneven", "WARN", ("host-0", "host-1"))
 
 
@@ -134,8 +134,8 @@ def test_a_node_that_only_sends_is_reported_as_blocked_inbound() -> None:
     assert codes(cpu_run(5, probes=mesh(5, cut=outbound))) == {"outbound-blocked": "FAIL"}
 
 
-def test_a_node_that_is_lost_makes_no_link_slow() -> None:
-    """It was killed in the first round: who was asked beside it got no answer either."""
+def test_a_lost_node_does_not_make_a_link_slow() -> None:
+    """The node was killed in the first round: its partners got no answer either."""
     run = cpu_run(6)
     hang = Hang(rank=3, node=3, phase="pairs", op="send", sequence=1, waited_s=3.0, kind="lost")
     first = {pair.round for pair in run.pairs if 3 in (pair.src, pair.dst)}
@@ -150,13 +150,13 @@ def test_a_node_that_is_lost_makes_no_link_slow() -> None:
     assert [(fault.code, fault.nodes) for fault in result.findings] == [("lost", ("host-3",))]
 
 
-def test_a_node_that_is_lost_before_its_facts_is_named_as_it_joined() -> None:
+def test_a_node_lost_before_it_reported_facts_is_named_as_it_joined() -> None:
     run = gpu_run(3, 1)
     hang = Hang(rank=2, node=2, phase="facts", op="facts", sequence=None, waited_s=3.0, kind="lost")
-    left = dataclasses.replace(
+    run_after_loss = dataclasses.replace(
         run, facts=run.facts[:2], hangs=(hang,), hosts={0: "host-0", 1: "host-1", 2: "gpu-17"}
     )
-    result = judge(left)
+    result = judge(run_after_loss)
     titles = [fault.title for fault in result.findings if fault.check in ("hangs", "ranks")]
     assert titles == [
         "Rank 2 (gpu-17) was lost in facts of phase facts.",
@@ -166,15 +166,15 @@ def test_a_node_that_is_lost_before_its_facts_is_named_as_it_joined() -> None:
     assert results.from_json(results.to_json(result)) == result
 
 
-@pytest.mark.parametrize(("nodes", "left"), [(6, 0.3), (8, 0.5)])
-def test_all_paths_between_two_groups_of_nodes_are_one_slow_uplink(nodes: int, left: float) -> None:
+@pytest.mark.parametrize(("nodes", "bandwidth_left"), [(6, 0.3), (8, 0.5)])
+def test_all_paths_between_two_groups_of_nodes_are_one_slow_uplink(nodes: int, bandwidth_left: float) -> None:
     half = nodes // 2
-    slow = {(a, b): left for a in range(nodes) for b in range(nodes) if (a < half) != (b < half)}
+    slow = {(a, b): bandwidth_left for a in range(nodes) for b in range(nodes) if (a < half) != (b < half)}
     result = judge(with_pairs(gpu_run(nodes), Cluster(nodes=nodes, speed=45, links=slow)))
     (fault,) = [one for one in result.findings if one.check == "pairs"]
     assert (fault.code, fault.verdict, fault.nodes) == ("slow-uplink", "FAIL", ())
     assert len(fault.links) == half**2
-    assert f"each of the {half**2} paths over it has {left:.0%} of what it should." in fault.title
+    assert f"each of the {half**2} paths over it has {bandwidth_left:.0%} of what it should." in fault.title
     assert result.bad_nodes == ()
     assert result.verdict == "FAIL"
 
@@ -190,7 +190,7 @@ def test_a_slow_rail_of_a_node_is_named_with_its_gpu_and_not_as_a_slow_node() ->
     assert result.bad_nodes == ("host-2",)
 
 
-def test_a_rail_that_is_slow_everywhere_is_its_switch_s_and_no_node_s() -> None:
+def test_a_rail_that_is_slow_everywhere_is_attributed_to_its_switch() -> None:
     everywhere = {(node, 3): 0.5 for node in range(4)}
     result = judge(with_pairs(gpu_run(4), Cluster(nodes=4, speed=90, rails=everywhere)))
     (fault,) = (one for one in result.findings if one.check == "pairs")
@@ -198,13 +198,13 @@ def test_a_rail_that_is_slow_everywhere_is_its_switch_s_and_no_node_s() -> None:
     assert (fault.code, fault.verdict, result.bad_nodes) == ("slow-rail-everywhere", "FAIL", ())
 
 
-def test_a_slow_rail_between_two_nodes_is_either_s() -> None:
+def test_a_slow_rail_between_two_nodes_makes_both_suspects() -> None:
     result = judge(with_pairs(gpu_run(2), Cluster(nodes=2, speed=90, rails={(1, 0): 0.5})))
     (fault,) = (one for one in result.findings if one.code == "slow-rail")
     assert (fault.suspects, fault.nodes, fault.ranks) == (("host-0", "host-1"), (), (0, 8))
 
 
-def test_the_rail_of_a_slow_link_is_told() -> None:
+def test_the_finding_of_a_slow_link_names_its_rail() -> None:
     run = with_pairs(gpu_run(4), Cluster(nodes=4, speed=45, links={(1, 3): 0.5}))
     pairs = [
         dataclasses.replace(pair, rails=(2.8, *[5.6 if (pair.src, pair.dst) == (1, 3) else 2.8] * 7))

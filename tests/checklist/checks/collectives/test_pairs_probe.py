@@ -1,4 +1,4 @@
-"""Of the messages between two nodes: which of their times count."""
+"""Summary of the message times between two nodes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ import pytest
 from checklist.checks.collectives.pairs_probe import summary
 
 
-def test_the_slow_messages_of_a_pair_are_not_hidden_by_the_best() -> None:
+def test_a_pair_reports_its_slowest_messages_next_to_its_best_rate() -> None:
     best, slow = summary([0.1] * 17 + [1.0] * 3, 10**8)
     assert (best, slow) == pytest.approx((1.0, 0.1))

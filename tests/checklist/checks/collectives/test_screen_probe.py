@@ -1,4 +1,4 @@
-"""All nodes send at once, in real processes over gloo."""
+"""Screening with all nodes sending at once, in real processes over gloo."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ while not all((file.parent / f"best-{n}").exists() for n in range(3)):
 
 
 @pytest.mark.slow
-def test_every_node_times_every_distance_and_leaves_the_group(tmp_path: Path) -> None:
+def test_every_node_measures_every_ring_distance_and_destroys_its_process_group(tmp_path: Path) -> None:
     root = Path(__file__).parents[4]
     nodes = [
         subprocess.Popen([sys.executable, "-c", _NODE, str(place), str(tmp_path / "port")], cwd=root)

@@ -1,4 +1,4 @@
-"""Figures against floors, peers and the past."""
+"""Judging of speeds by minimum values, peers and history."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_one_slow_gpu_among_sixteen_is_named() -> None:
     ]
 
 
-def test_a_healthy_h200_at_its_power_limit_is_not_below_the_floor_of_a_burst() -> None:
+def test_a_healthy_h200_at_its_power_limit_is_above_the_minimum_of_a_burst() -> None:
     """As measured: benchmarks/results/products_nvidia_h200.md, 8192, normal numbers."""
     burst = Local(rank=0, what="gemm_bf16", value=764.0, unit="TFLOPS")
     sustained = dataclasses.replace(burst, what="gemm_bf16_sustained", value=655.0)
@@ -44,7 +44,7 @@ def test_a_gpu_slow_only_for_seconds_is_named_with_its_peers() -> None:
     assert found == ("straggler", "FAIL", (5,))
 
 
-def test_a_figure_that_could_not_be_measured_is_a_failure_of_its_node() -> None:
+def test_a_measurement_that_failed_is_a_failure_of_its_node() -> None:
     run = gpu_run()
     broken = Local(rank=4, what="gemm_bf16", value=None, unit="TFLOPS", error="CUDA error: an illegal access")
     result = judge(dataclasses.replace(run, locals=(*run.locals, broken)))
@@ -55,7 +55,7 @@ A100 = "NVIDIA A100-SXM4-80GB"
 
 
 def mixed_run() -> Measurements:
-    """Two nodes of eight H100 and two of eight A100, all well."""
+    """Two healthy nodes of eight H100 and two of eight A100."""
     run = gpu_run(4)
     old = tuple(
         dataclasses.replace(fact, gpu_names=(A100,) * 8, instance_type="p4de.24xlarge")
@@ -71,7 +71,9 @@ def mixed_run() -> Measurements:
     return dataclasses.replace(run, facts=old, locals=locals_)
 
 
-def found(run: Measurements, table: thresholds.Table | None = None) -> list[tuple[str, str, tuple[int, ...]]]:
+def reported_faults(
+    run: Measurements, table: thresholds.Table | None = None
+) -> list[tuple[str, str, tuple[int, ...]]]:
     return [
         (fault.code, fault.verdict, fault.ranks)
         for fault in judge(run, thresholds=table).findings
@@ -79,7 +81,7 @@ def found(run: Measurements, table: thresholds.Table | None = None) -> list[tupl
     ]
 
 
-def test_nodes_of_two_gpu_models_are_held_against_their_own_floors_and_peers() -> None:
+def test_nodes_with_two_gpu_models_are_judged_by_their_own_minimum_and_peers() -> None:
     result = judge(mixed_run())
     assert [fault for fault in result.findings if fault.check in ("gemm", "hbm")] == []
     gemm = result.check("gemm")
@@ -87,35 +89,39 @@ def test_nodes_of_two_gpu_models_are_held_against_their_own_floors_and_peers() -
         True: 730.9,
         False: 249.3,
     }
-    assert found(with_share(mixed_run(), 0.85, [20], "gemm_bf16")) == [("below-floor", "FAIL", (20,))]
-    assert found(with_share(mixed_run(), 0.85, [20], "gemm_bf16"), thresholds.Table(())) == [
+    assert reported_faults(with_share(mixed_run(), 0.85, [20], "gemm_bf16")) == [
+        ("below-floor", "FAIL", (20,))
+    ]
+    assert reported_faults(with_share(mixed_run(), 0.85, [20], "gemm_bf16"), thresholds.Table(())) == [
         ("straggler", "FAIL", (20,))
     ]
 
 
-def test_each_nvlink_domain_has_its_own_peers() -> None:
+def test_gpus_are_compared_with_peers_of_their_nvlink_domain() -> None:
     run = gpu_run(8, 4)
     reported = tuple(dataclasses.replace(f, nvlink_domain=f"rack-{f.node // 4}.0") for f in run.facts)
     slower = with_share(dataclasses.replace(run, facts=reported), 0.93, range(28, 32), "gemm_bf16")
-    assert found(slower, thresholds.Table(())) == [("straggler", "WARN", (rank,)) for rank in range(28, 32)]
+    assert reported_faults(slower, thresholds.Table(())) == [
+        ("straggler", "WARN", (rank,)) for rank in range(28, 32)
+    ]
     whole_rack = with_share(dataclasses.replace(run, facts=reported), 0.93, range(16, 32), "gemm_bf16")
-    assert found(whole_rack, thresholds.Table(())) == []
+    assert reported_faults(whole_rack, thresholds.Table(())) == []
 
 
-def test_half_of_the_gpus_being_slow_is_a_warning_about_them() -> None:
+def test_half_of_the_gpus_being_slow_gives_a_warning_that_names_them() -> None:
     slow = (1, 3, 4, 6)
-    assert found(with_share(gpu_run(1), 0.7, slow, "gemm_bf16"), thresholds.Table(())) == [
+    assert reported_faults(with_share(gpu_run(1), 0.7, slow, "gemm_bf16"), thresholds.Table(())) == [
         ("uneven", "WARN", slow)
     ]
-    assert found(with_share(gpu_run(1), 0.93, slow, "gemm_bf16"), thresholds.Table(())) == []
+    assert reported_faults(with_share(gpu_run(1), 0.93, slow, "gemm_bf16"), thresholds.Table(())) == []
 
 
-def test_a_large_fleet_with_a_few_at_either_end_is_not_uneven() -> None:
+def test_a_few_outliers_in_a_large_fleet_give_no_finding() -> None:
     run = with_share(with_share(gpu_run(32), 0.96, [0, 33], "gemm_bf16"), 1.06, [77, 130], "gemm_bf16")
-    assert found(run, thresholds.Table(())) == []
+    assert reported_faults(run, thresholds.Table(())) == []
 
 
-def test_the_floor_of_a_collective_over_two_kinds_is_the_lower_one() -> None:
+def test_the_minimum_of_a_collective_over_two_node_kinds_is_the_lower_one() -> None:
     run = mixed_run()
     rows = tuple(
         dataclasses.replace(row, nodes=thresholds.Span())
@@ -131,7 +137,7 @@ def test_the_floor_of_a_collective_over_two_kinds_is_the_lower_one() -> None:
     assert verdict_of(judge(either, thresholds=of_one), "bandwidth") == "NO-VERDICT"
 
 
-def test_all_gpus_below_the_floor_give_one_clusterwide_finding() -> None:
+def test_all_gpus_below_the_minimum_give_one_cluster_wide_finding() -> None:
     result = judge(with_share(gpu_run(), 0.7), history=past_of(judge(gpu_run())))
     assert [(fault.check, fault.code) for fault in result.findings] == [
         ("gemm", "below-floor"),

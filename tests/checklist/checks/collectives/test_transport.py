@@ -1,4 +1,4 @@
-"""What NCCL's log tells of network, algorithm and protocol, and what the judge makes of it."""
+"""Network, algorithm and protocol in the NCCL log, and their verdict."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ h:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM
         ("", (None, None, None, None)),
     ],
 )
-def test_the_network_is_read_from_nccls_log(log: str, read: tuple[object, ...]) -> None:
+def test_the_network_is_read_from_the_nccl_log(log: str, read: tuple[object, ...]) -> None:
     fields = transport.parse(log)
     assert tuple(fields[name] for name in ("network", "nodes_seen", "gpu_direct", "interface")) == read
 
@@ -62,7 +62,7 @@ h:1:2 [0] NCCL INFO AllGather: 16777216 Bytes -> Algo Ring proto LL128 channel{L
         (NCCL_EFA, "all_reduce", None),
     ],
 )  # fmt: skip
-def test_the_algorithm_and_protocol_are_those_of_the_largest_message_in_nccls_log(
+def test_algorithm_and_protocol_are_read_for_the_largest_message_in_the_nccl_log(
     log: str, op: str, chosen: tuple[str, str] | None
 ) -> None:
     assert transport.algorithm_of(log, op) == chosen
@@ -85,7 +85,7 @@ NCCL_RANKS_MISSING = NCCL_EFA.replace("nRanks 16", "nRanks 14")
     ],
     ids=["EFA with GPU Direct", "EFA but sockets", "GPU Direct off", "two worlds", "ranks missing"],
 )
-def test_nccls_log_is_judged_from_its_text_on(log: str, codes: dict[str, str]) -> None:
+def test_a_fallback_to_sockets_in_the_nccl_log_is_judged(log: str, codes: dict[str, str]) -> None:
     run = runs.gpu_run()
-    said = record(Transport, transport.parse(log))
-    assert runs.codes(dataclasses.replace(run, transport=said)) == codes
+    record_of_log = record(Transport, transport.parse(log))
+    assert runs.codes(dataclasses.replace(run, transport=record_of_log)) == codes

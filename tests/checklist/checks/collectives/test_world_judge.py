@@ -1,4 +1,4 @@
-"""Collectives over all ranks: wrong values, bandwidth and transport."""
+"""Judging of collectives over all ranks: wrong values, bandwidth and transport."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from checklist.verdict import judge
 from tests.checklist.runs import codes, gpu_run, past_of, slow_world, verdict_of
 
 
-def test_a_network_of_unknown_rate_has_no_verdict_but_a_past() -> None:
+def test_a_network_of_unknown_rate_is_judged_only_by_its_history() -> None:
     first = judge(slow_world(1.0, gpus=4))
     assert verdict_of(first, "bandwidth") == first.verdict == "NO-VERDICT"
     assert first.headline.startswith("Software works; speed not judged")
@@ -19,8 +19,8 @@ def test_a_network_of_unknown_rate_has_no_verdict_but_a_past() -> None:
     assert first.healthy_nodes == first.nodes
     past = past_of(first)
     assert codes(slow_world(1.2, gpus=4), history=past) == {"below-history": "FAIL"}
-    again = judge(slow_world(1.0, gpus=4), history=past)
-    assert (again.findings, again.verdict) == ((), "NO-VERDICT"), "it may always have been slow"
+    repetitions = judge(slow_world(1.0, gpus=4), history=past)
+    assert (repetitions.findings, repetitions.verdict) == ((), "NO-VERDICT"), "it may always have been slow"
 
 
 def test_the_users_expectation_judges_a_network_of_unknown_rate() -> None:
@@ -30,16 +30,16 @@ def test_the_users_expectation_judges_a_network_of_unknown_rate() -> None:
     assert codes(slow_world(1.0, gpus=4), expect=2 * figure) == {"half-speed": "FAIL"}
 
 
-def test_a_users_threshold_is_found_by_the_systems_name(tmp_path: Path) -> None:
+def test_a_threshold_of_the_user_applies_by_system_name(tmp_path: Path) -> None:
     file = tmp_path / "mine.csv"
     file.write_text("system,op,floor,source\nour cluster,all_reduce,470,acceptance test\n")
     table = thresholds.table(file)
     assert codes(slow_world(1.0, gpus=4), thresholds=table) == {}
-    found = judge(slow_world(1.2, gpus=4), thresholds=table, system="Our cluster")
-    assert [fault.code for fault in found.findings] == ["below-floor"]
+    result = judge(slow_world(1.2, gpus=4), thresholds=table, system="Our cluster")
+    assert [fault.code for fault in result.findings] == ["below-floor"]
 
 
-def test_wrong_values_fail_and_accuse_nobody() -> None:
+def test_wrong_values_fail_without_naming_a_node() -> None:
     run = gpu_run(4)
     wrong = dataclasses.replace(run.collectives[0], correct=False, wrong_values=7, wrong_ranks=(3,))
     result = judge(dataclasses.replace(run, collectives=(wrong, *run.collectives[1:])))
@@ -49,13 +49,13 @@ def test_wrong_values_fail_and_accuse_nobody() -> None:
     assert "host-0" not in result.healthy_nodes
 
 
-def test_an_operation_that_was_not_compared_is_no_pass() -> None:
+def test_an_operation_whose_values_were_not_compared_is_not_a_pass() -> None:
     run = gpu_run()
     left_out = tuple(item for item in run.collectives if item.op != "scatter")
     assert verdict_of(judge(dataclasses.replace(run, collectives=left_out)), "correctness") == "NO-VERDICT"
 
 
-def test_a_topology_file_is_suspected_where_the_world_is_slow_and_the_gpus_own_copies_are_not() -> None:
+def test_a_topology_file_is_suspected_if_collectives_are_slow_and_gpu_copies_are_not() -> None:
     slow = dataclasses.replace(slow_world(2.0), environment={"NCCL_TOPO_FILE": "/opt/other.xml"})
     (fault,) = judge(slow).findings
     assert (fault.code, fault.verdict) == ("topology-file", "FAIL")

@@ -10,7 +10,7 @@ import pytest
 from checklist.checks.collectives import world_probe
 
 
-def test_an_operation_takes_its_own_seconds_and_not_those_of_the_wait_before(
+def test_the_time_of_an_operation_excludes_the_wait_for_other_ranks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = [100.0]

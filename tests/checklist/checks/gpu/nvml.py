@@ -1,4 +1,4 @@
-"""NVML as a GPU would answer it, for machines that have none: the binding's own numbers, made-up answers."""
+"""A simulated NVML for machines without GPUs, with the constants of the real binding."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import pynvml
 
 
 class Gpu:
-    """What one GPU answers. What isn't given it doesn't offer."""
+    """Responses of one GPU. Values that are not set are unsupported."""
 
     def __init__(self, **answers: Any) -> None:
         self.answers = answers
         self.fields: dict[tuple[int, int], int] = {}
 
     def field(self, name: str, value: int, links: int = 0) -> Gpu:
-        """A field value; with ``links`` the same for each of so many."""
+        """Return a field value; with ``links`` the same value for each link."""
         for scope in range(max(links, 1)):
             self.fields[getattr(pynvml, name), scope] = value
         return self
 
 
 class Nvml:
-    """The library over some GPUs, which are their own handles."""
+    """The library over some GPUs; a GPU is its own handle."""
 
     def __init__(self, *gpus: Gpu) -> None:
         self.gpus = gpus
@@ -53,22 +53,22 @@ class Nvml:
     def nvmlDeviceGetHandleByIndex(self, index: int) -> Gpu:  # noqa: N802
         return self.gpus[index]
 
-    def nvmlDeviceGetFieldValues(self, gpu: Gpu, wanted: list[Any]) -> Any:  # noqa: N802
-        values = (pynvml.c_nvmlFieldValue_t * len(wanted))()
-        for value, one in zip(values, wanted, strict=True):
+    def nvmlDeviceGetFieldValues(self, gpu: Gpu, requested_fields: list[Any]) -> Any:  # noqa: N802
+        values = (pynvml.c_nvmlFieldValue_t * len(requested_fields))()
+        for value, one in zip(values, requested_fields, strict=True):
             key = one if isinstance(one, tuple) else (one, 0)
             value.fieldId, value.scopeId = key
-            known = gpu.fields.get(key)
-            value.nvmlReturn = pynvml.NVML_ERROR_NOT_SUPPORTED if known is None else pynvml.NVML_SUCCESS
+            known_value = gpu.fields.get(key)
+            value.nvmlReturn = pynvml.NVML_ERROR_NOT_SUPPORTED if known_value is None else pynvml.NVML_SUCCESS
             value.valueType = pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG
-            value.value.ullVal = known or 0
+            value.value.ullVal = known_value or 0
         return values
 
 
 def fabric(
     state: int, status: int = 0, cluster: str = str(uuid.UUID(int=0)), clique: int = 0, mask: int = 0
 ) -> Any:
-    """Fills in what nvmlDeviceGetGpuFabricInfoV is given."""
+    """Fill the struct passed to nvmlDeviceGetGpuFabricInfoV."""
 
     def fill(info: Any) -> int:
         reported = info._obj  # of ctypes.byref

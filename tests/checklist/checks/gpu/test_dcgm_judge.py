@@ -1,4 +1,4 @@
-"""What DCGM's diagnostic says is told with node and GPU, and no answer is no pass."""
+"""Findings of the DCGM diagnostic name node and GPU; a missing result is not a pass."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_failed_test_is_reported_with_its_gpu() -> None:
     assert result.bad_nodes == ("host-1",)
 
 
-def test_a_test_of_several_gpus_is_one_finding_and_configuration_is_no_failure() -> None:
+def test_a_failed_test_of_several_gpus_is_one_finding_and_a_configuration_error_no_failure() -> None:
     gpus = tuple(dataclasses.replace(CONFIG, gpu=f"GPU-0-{number}") for number in range(8))
     (fault,) = judge(deep(well(0, faults=gpus), well(1))).findings
     assert (fault.verdict, fault.ranks) == ("WARN", tuple(range(8)))
@@ -40,13 +40,13 @@ def test_a_test_of_several_gpus_is_one_finding_and_configuration_is_no_failure()
     assert [one.verdict for one in judge(deep(well(0, faults=(unknown,)), well(1))).findings] == ["WARN"]
 
 
-def test_what_passed_is_counted_and_what_was_left_out_is_named() -> None:
+def test_passed_tests_are_counted_and_omitted_tests_named() -> None:
     check = judge(deep(well(0, left_out=("nvlink",)), well(1))).check("dcgm")
     assert check.verdict == "PASS"
     assert "2 tests passed, left out nvlink." in check.reason
 
 
-def test_no_answer_is_no_pass() -> None:
+def test_a_diagnosis_without_a_result_is_not_a_pass() -> None:
     result = judge(deep(well(0), well(1, passed=(), error="the diagnostic was ended after 880 s")))
     check = result.check("dcgm")
     assert check.verdict == "NO-VERDICT"
@@ -59,7 +59,7 @@ def test_no_answer_is_no_pass() -> None:
     assert verdict_of(mixed, "dcgm") == "FAIL"
 
 
-def test_without_dcgm_and_in_other_profiles_the_check_does_not_apply() -> None:
+def test_the_dcgm_check_does_not_apply_without_dcgm_or_in_other_profiles() -> None:
     without = [Diagnosed(node=node, level=2, installed=False, error="not there") for node in range(2)]
     for run, why in ((deep(*without), "on no node's path"), (gpu_run(), "Profile standard does not run")):
         result = judge(run)

@@ -1,4 +1,4 @@
-"""DCGM's diagnostic, by a program that prints what dcgmi does."""
+"""The DCGM diagnostic, with a program that prints recorded output of dcgmi."""
 
 from __future__ import annotations
 
@@ -36,24 +36,24 @@ exit 255  # {samples}{then}
 """
 
 
-def ask(
+def run_dcgm(
     context: Context,
     monkeypatch: pytest.MonkeyPatch,
-    then: str,
+    script: str,
     gpus: tuple[str, ...] = (FIRST, SECOND),
     **reported: Any,
 ) -> tuple[Diagnosed, list[str]]:
-    """What is made of such a program, and how it was called."""
+    """Return the parsed result of such a program, and its calls."""
     program = context.directory / "bin" / "dcgmi"
     program.parent.mkdir()
-    program.write_text(SCRIPT.format(place=context.directory, samples=SAMPLES, then=then))
+    program.write_text(SCRIPT.format(place=context.directory, samples=SAMPLES, then=script))
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
     answer = record(Diagnosed, diagnose(context, gpus, **{"level": 2, "limit_s": 30, **reported}))
     return answer, (context.directory / "calls").read_text().splitlines()
 
 
-def test_the_form_of_dcgm_4_is_read_with_each_error_s_severity() -> None:
+def test_the_output_of_dcgm_4_is_read_with_the_severity_of_each_error() -> None:
     reported = read(BLANK, f"WARNING: a banner\n{(SAMPLES / 'dcgmi_diag_4.json').read_text()}", IDS)
     assert (reported.version, reported.error) == ("4.2.3", None)
     assert (reported.passed, reported.left_out) == (("pcie",), ("nvlink",))
@@ -66,7 +66,7 @@ def test_the_form_of_dcgm_4_is_read_with_each_error_s_severity() -> None:
     assert reported.faults[2].text.startswith("GPU 1 had uncorrectable memory errors")
 
 
-def test_the_form_of_dcgm_3_is_read_too() -> None:
+def test_the_output_of_dcgm_3_is_read() -> None:
     reported = read(BLANK, (SAMPLES / "dcgmi_diag_3.json").read_text(), IDS)
     assert (reported.version, len(reported.passed), reported.left_out) == ("3.3.5", 10, ("Pulse Test",))
     (fault,) = reported.faults
@@ -106,31 +106,31 @@ def test_only_explicit_passes_count_as_passed(statuses: list[str], passed: tuple
         ('{"DCGM Diagnostic": {}}', "it has run no test"),
     ],
 )
-def test_an_unreadable_answer_gives_an_error(output: str, why: str) -> None:
+def test_unreadable_output_of_dcgm_gives_an_error(output: str, why: str) -> None:
     reported = read(BLANK, output, IDS)
     assert why in (reported.error or "")
     assert (reported.passed, reported.faults) == ((), ())
 
 
-def test_it_is_run_on_the_gpus_of_the_job_and_its_status_does_not_matter(
+def test_dcgm_runs_on_the_gpus_of_the_job_and_its_exit_status_is_ignored(
     context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    then = f"cat {SAMPLES}/dcgmi_diag_4.json; exit 226"
-    reported, calls = ask(context, monkeypatch, then)
+    script = f"cat {SAMPLES}/dcgmi_diag_4.json; exit 226"
+    reported, calls = run_dcgm(context, monkeypatch, script)
     assert calls == ["discovery -l", "diag -r 2 -j"]
     assert len(reported.faults) == 3
     assert reported.seconds > 0
 
 
-def test_gpus_of_other_jobs_are_not_tested(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, calls = ask(context, monkeypatch, f"cat {SAMPLES}/dcgmi_diag_4.json", (SECOND,))
+def test_gpus_of_other_jobs_are_not_diagnosed(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, calls = run_dcgm(context, monkeypatch, f"cat {SAMPLES}/dcgmi_diag_4.json", (SECOND,))
     assert calls[1] == "diag -r 2 -i 1 -j"
 
 
 def test_gpus_that_dcgm_does_not_list_are_not_diagnosed(
     context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reported, calls = ask(context, monkeypatch, "exit 1", ("GPU-00000000-0000-0000-0000-000000000000",))
+    reported, calls = run_dcgm(context, monkeypatch, "exit 1", ("GPU-00000000-0000-0000-0000-000000000000",))
     assert "DCGM does not list the GPUs of this node: other ones alone" in (reported.error or "")
     assert calls == ["discovery -l"]
 
@@ -139,20 +139,20 @@ def test_without_a_host_engine_its_error_message_is_shown(
     context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys.modules[__name__], "SCRIPT", ENGINE_AWAY)
-    reported, calls = ask(context, monkeypatch, "")
+    reported, calls = run_dcgm(context, monkeypatch, "")
     assert (reported.installed, calls) == (True, ["discovery -l"])
     assert (reported.error or "").endswith(
         "Unable to connect to host engine. Host engine may not be running."
     )
 
 
-def test_a_diagnosis_over_its_limit_is_ended_with_its_children(
+def test_a_diagnosis_that_exceeds_its_time_limit_is_ended_with_its_child_processes(
     context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("checklist.checks.gpu.dcgm_probe._LEAVE_S", 0.2)
     begin = time.monotonic()
-    then = f"trap '' INT; sleep 300 & echo $! > {context.directory}/child; wait; sleep 300"
-    reported, _ = ask(context, monkeypatch, then, limit_s=1.0)
+    script = f"trap '' INT; sleep 300 & echo $! > {context.directory}/child; wait; sleep 300"
+    reported, _ = run_dcgm(context, monkeypatch, script, limit_s=1.0)
     assert (reported.error or "").startswith("the diagnostic was ended after")
     assert time.monotonic() - begin < 20
     child = int((context.directory / "child").read_text())
@@ -164,15 +164,15 @@ def test_the_diagnosis_gets_sigint_first_so_that_the_host_engine_stops_it(
 ) -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as the worker has it
     try:
-        then = f"trap 'touch {context.directory}/told; exit' INT; sleep 300 & wait"
-        reported, _ = ask(context, monkeypatch, then, limit_s=1.0)
+        script = f"trap 'touch {context.directory}/told; exit' INT; sleep 300 & wait"
+        reported, _ = run_dcgm(context, monkeypatch, script, limit_s=1.0)
     finally:
         signal.signal(signal.SIGINT, before)
     assert (reported.error or "").startswith("the diagnostic was ended after")
     assert (context.directory / "told").exists()
 
 
-def test_without_dcgm_nothing_is_run(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_command_is_run_without_dcgm(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(context.directory))
     reported = record(Diagnosed, diagnose(context, [FIRST], 2, 30.0))
     assert (reported.installed, reported.error) == (False, "dcgmi is not on the path")

@@ -1,4 +1,4 @@
-"""The GPUs that take part and their health: an ill one is named with its node."""
+"""Judging of participating GPUs and their health."""
 
 from __future__ import annotations
 
@@ -30,8 +30,10 @@ FAULTS: list[tuple[str, Measurements, str, str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("what", "run", "code", "level"), FAULTS, ids=[fault[0] for fault in FAULTS])
-def test_a_fault_is_found_under_its_name(what: str, run: Measurements, code: str, level: str) -> None:
+@pytest.mark.parametrize(("description", "run", "code", "level"), FAULTS, ids=[fault[0] for fault in FAULTS])
+def test_each_fault_of_a_gpu_is_reported_with_its_code(
+    description: str, run: Measurements, code: str, level: str
+) -> None:
     assert codes(run) == ({code: level} if code else {})
 
 
@@ -45,7 +47,7 @@ def test_lanes_missing_on_all_gpus_of_a_model_count_as_intended() -> None:
     assert codes(dataclasses.replace(one, health=health))["pcie-narrow"] == "WARN"
 
 
-def test_ill_gpus_are_named_with_their_node() -> None:
+def test_faulty_gpus_are_named_with_their_node() -> None:
     run = gpu_run()
     for changes, code in (
         ({"ecc_uncorrected": 2}, "ecc"),
@@ -70,21 +72,21 @@ def test_ill_gpus_are_named_with_their_node() -> None:
 
 
 @pytest.mark.parametrize(("mib", "short"), [(73_404, False), (73_403, True)])
-def test_less_memory_than_the_peers_or_on_all_gpus_than_the_data_sheet_warns(mib: int, short: bool) -> None:
+def test_less_memory_than_the_peers_or_than_the_data_sheet_gives_a_warning(mib: int, short: bool) -> None:
     full = with_states(gpu_run(), range(16), "after", memory_mib=81_559)  # an H100's
     one, every = (with_states(full, ranks, "after", memory_mib=mib) for ranks in ([9], range(16)))
     for run, nodes in ((one, ("host-1",)), (every, ())):
-        found = [(fault.code, fault.verdict, fault.nodes) for fault in judge(run).findings]
-        assert found == [("memory-short", "WARN", nodes)] * short
+        faults = [(fault.code, fault.verdict, fault.nodes) for fault in judge(run).findings]
+        assert faults == [("memory-short", "WARN", nodes)] * short
 
 
-def test_some_corrected_errors_and_spare_rows_are_normal() -> None:
+def test_a_few_corrected_errors_and_remapped_rows_give_no_finding() -> None:
     fine = {"ecc_corrected": CORRECTED_ERRORS, "remap_exhausted_banks": 0}
     assert codes(with_health(gpu_run(), 9, **fine)) == {}
 
 
 @pytest.mark.parametrize(
-    ("total", "growth", "days", "found"),
+    ("total", "growth", "days", "reported"),
     [
         (CORRECTED_ERRORS, 0, None, False),
         (CORRECTED_ERRORS + 1, 0, None, True),
@@ -93,23 +95,23 @@ def test_some_corrected_errors_and_spare_rows_are_normal() -> None:
         (CORRECTED_ERRORS, 5_000, 30, True),
     ],
 )
-def test_corrected_errors_count_by_the_time_since_boot_and_under_load(
-    total: int, growth: int, days: int | None, found: bool
+def test_corrected_errors_are_judged_per_time_since_boot_and_under_load(
+    total: int, growth: int, days: int | None, reported: bool
 ) -> None:
     run = gpu_run(2)
     run = with_states(run, [9], "before", ecc_corrected=total)
     run = with_states(run, [9], "after", ecc_corrected=total + growth)
     run = all_with(run, uptime_s=None if days is None else days * 86_400.0)
-    assert codes(run) == ({"ecc-corrected": "WARN"} if found else {})
+    assert codes(run) == ({"ecc-corrected": "WARN"} if reported else {})
 
 
-def test_an_applications_own_xids_from_before_the_run_are_nothing_against_the_gpu() -> None:
+def test_application_xids_from_before_the_run_give_no_finding() -> None:
     run = gpu_run()
     reported = tuple(dataclasses.replace(state, xids_earlier=(13, 31, 43)) for state in run.health)
     assert codes(dataclasses.replace(run, health=reported)) == {}
 
 
-def test_xids_that_can_not_be_read_are_no_pass() -> None:
+def test_unreadable_xids_are_not_a_pass() -> None:
     run = gpu_run()
     blind = tuple(dataclasses.replace(state, xids=None) for state in run.health)
     result = judge(dataclasses.replace(run, health=blind))
@@ -118,7 +120,7 @@ def test_xids_that_can_not_be_read_are_no_pass() -> None:
     assert "Not judged: gpu-health" in result.headline
 
 
-def test_memory_errors_that_are_not_reported_are_no_pass() -> None:
+def test_unreported_memory_errors_are_not_a_pass() -> None:
     silent = with_states(gpu_run(), [3], "after", ecc_uncorrected=None, remap_failed=None)
     assert verdict_of(judge(silent), "gpu-health") == "NO-VERDICT"
     without_ecc = with_states(gpu_run(), [3], "after", ecc_uncorrected=None)

@@ -1,4 +1,4 @@
-"""A GPU under load, as NVML tells it."""
+"""Samples of a GPU under load from NVML."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ H100: dict[str, Any] = {
 }
 
 
-def test_medians_the_hottest_moment_and_the_fastest_link_are_told() -> None:
+def test_medians_the_highest_temperature_and_the_fastest_pcie_link_are_reported() -> None:
     gpu = Gpu(**H100)
     one = sample(Nvml(gpu), gpu)
     assert one == Sample(
@@ -64,7 +64,7 @@ def test_medians_the_hottest_moment_and_the_fastest_link_are_told() -> None:
     assert seldom.throttle_reasons == ("software power cap",), "once in nineteen samples"
 
 
-def test_figures_that_a_gpu_does_not_report_are_unknown() -> None:
+def test_values_that_a_gpu_does_not_report_are_unknown() -> None:
     gpu = Gpu(nvmlDeviceGetUUID="GPU-0-0")
     reported = health(Nvml(gpu), gpu, 0, [sample(Nvml(gpu), gpu)] * 5)
     assert reported == GpuHealth(rank=0, uuid="GPU-0-0", when="loaded")

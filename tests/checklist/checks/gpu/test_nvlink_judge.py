@@ -1,4 +1,4 @@
-"""NVLinks and the fabric: the GPU that is ill is named, healthy ones are not."""
+"""Judging of NVLinks and the fabric: the faulty GPU is named."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HEALTHY: dict[str, Any] = {
 
 
 def run_with(*ranks: int, nodes: int = 2, **changes: Any) -> Measurements:
-    """Healthy GPUs of HGX boards, but for what some say after the load."""
+    """Healthy GPUs of HGX boards, except for the given values after the load."""
     run = gpu_run(nodes)
     health = tuple(dataclasses.replace(state, **HEALTHY) for state in run.health)
     return with_states(dataclasses.replace(run, health=health), ranks, "after", **changes)
@@ -33,7 +33,7 @@ def errors(**grown: int) -> dict[str, int]:
     return {kind: number + grown.get(kind, 0) for kind, number in HEALTHY["nvlink_errors"].items()}
 
 
-def test_healthy_links_say_nothing() -> None:
+def test_healthy_nvlinks_give_no_finding() -> None:
     result = judge(run_with())
     assert (result.findings, verdict_of(result, "gpu-health")) == ((), "PASS")
 
@@ -52,7 +52,7 @@ def test_healthy_links_say_nothing() -> None:
         ({"fabric_faults": ("route recovery",)}, ("fabric-state", "WARN")),
     ],
 )
-def test_a_gpu_whose_links_or_fabric_are_ill_is_named(
+def test_a_gpu_with_faulty_nvlinks_or_fabric_is_named(
     changes: dict[str, Any], reported: tuple[str, str]
 ) -> None:
     result = judge(run_with(9, **changes))
@@ -62,28 +62,28 @@ def test_a_gpu_whose_links_or_fabric_are_ill_is_named(
 
 
 @pytest.mark.parametrize(
-    ("links", "found"), [({"nvlinks_active": 17}, 1), ({"nvlink_mbytes_per_s": 25_400}, 0), ({}, 0)]
+    ("links", "reported"), [({"nvlinks_active": 17}, 1), ({"nvlink_mbytes_per_s": 25_400}, 0), ({}, 0)]
 )
 def test_nvlinks_missing_on_all_gpus_are_compared_with_the_data_sheet(
-    links: dict[str, int], found: int
+    links: dict[str, int], reported: int
 ) -> None:
     run = run_with()
     everywhere = tuple(dataclasses.replace(state, **links) for state in run.health)  # type: ignore[arg-type]
     findings = judge(dataclasses.replace(run, health=everywhere)).findings
     assert [(fault.code, fault.verdict, fault.nodes) for fault in findings] == [
         ("nvlink-below-product", "WARN", ())
-    ] * found
+    ] * reported
 
 
 def test_a_single_gpu_of_a_shared_machine_needs_no_fabric() -> None:
     run = gpu_run(2, 1)
     reported = tuple(dataclasses.replace(state, fabric="in progress") for state in run.health)
-    found = [
+    nvlink_faults = [
         fault
         for fault in judge(dataclasses.replace(run, health=reported)).findings
         if fault.check == "gpu-health"
     ]
-    assert {(fault.code, fault.verdict) for fault in found} == {("fabric-state", "WARN")}
+    assert {(fault.code, fault.verdict) for fault in nvlink_faults} == {("fabric-state", "WARN")}
 
 
 def test_a_reset_counter_is_ignored() -> None:

@@ -1,4 +1,4 @@
-"""NVLinks and the fabric, as NVML tells them."""
+"""NVLinks and the fabric as read from NVML."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def hopper(**changes: int) -> Gpu:
     return gpu
 
 
-def test_links_speeds_and_errors_of_hopper_are_counted_link_by_link() -> None:
+def test_hopper_reports_speeds_and_errors_of_each_link() -> None:
     gpu = hopper(REPLAY=1)
     gpu.answers[STATE] = {**dict.fromkeys(range(18), 1), 7: 0}
     gpu.field("NVML_FI_DEV_NVLINK_GET_SPEED", 13281)  # of link 0
@@ -32,7 +32,7 @@ def test_links_speeds_and_errors_of_hopper_are_counted_link_by_link() -> None:
     }
 
 
-def test_before_hopper_there_are_sums_of_all_links() -> None:
+def test_gpus_before_hopper_report_sums_over_all_links() -> None:
     gpu = Gpu(**{STATE: dict.fromkeys(range(12), 1)})
     gpu.field("NVML_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL", 3)
     gpu.field("NVML_FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL", 2)
@@ -44,7 +44,7 @@ def test_before_hopper_there_are_sums_of_all_links() -> None:
     }
 
 
-def test_blackwell_counts_recoveries() -> None:
+def test_blackwell_reports_link_recoveries() -> None:
     gpu = Gpu(**{STATE: dict.fromkeys(range(18), 1)})
     gpu.field("NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS", 0, links=18)
     gpu.field("NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_SUCCESSFUL_EVENTS", 1, links=2)
@@ -59,7 +59,7 @@ def test_a_gpu_without_links_or_fabric_reports_neither() -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "status", "mask", "words", "faults"),
+    ("state", "status", "mask", "expected", "faults"),
     [
         (3, 0, 0b10101010, "completed", ()),
         (3, 0, 0b10101001, "completed", ("bandwidth degraded",)),
@@ -69,12 +69,12 @@ def test_a_gpu_without_links_or_fabric_reports_neither() -> None:
         (3, 999, 0, "failed with status 999", ()),
     ],
 )
-def test_the_fabric_s_state_and_faults_are_told_in_words(
-    state: int, status: int, mask: int, words: str, faults: tuple[str, ...]
+def test_the_state_and_faults_of_the_fabric_are_reported_as_text(
+    state: int, status: int, mask: int, expected: str, faults: tuple[str, ...]
 ) -> None:
     gpu = Gpu(**{FABRIC: fabric(state, status, mask=mask)})
     reported = nvlink_probe.fabric(Nvml(gpu), gpu)
-    assert (reported["fabric"], reported["fabric_faults"]) == (words, faults)
+    assert (reported["fabric"], reported["fabric_faults"]) == (expected, faults)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_the_fabric_s_state_and_faults_are_told_in_words(
         (3, 999, RACK, None),  # the registration failed
     ],
 )
-def test_an_nvlink_domain_is_a_cluster_and_a_clique_that_is_registered(
+def test_an_nvlink_domain_consists_of_cluster_and_clique_and_needs_registration(
     state: int, status: int, cluster: str, domain: str | None
 ) -> None:
     gpu = Gpu(**{FABRIC: fabric(state, status, cluster, 32766)})

@@ -1,4 +1,4 @@
-"""GPUs below one root port copy one after the other; GPUs with separate links copy at once."""
+"""GPUs below one root port copy in turn; GPUs with separate links copy at the same time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from checklist.checks.gpu import pcie
 
 
-def test_gpus_below_one_switch_have_one_root_port(tmp_path: Path) -> None:
+def test_gpus_below_one_switch_share_one_root_port(tmp_path: Path) -> None:
     devices = tmp_path / "sys/bus/pci/devices"
     devices.mkdir(parents=True)
     tree = {
@@ -27,7 +27,7 @@ def test_gpus_below_one_switch_have_one_root_port(tmp_path: Path) -> None:
     assert pcie.root_port(None, tmp_path) is None
 
 
-def test_one_process_at_a_time_holds_the_link_and_waiting_has_an_end() -> None:
+def test_only_one_process_at_a_time_holds_the_pcie_link_and_waiting_has_a_limit() -> None:
     name, order = f"test {uuid.uuid4()}", []
 
     def second() -> None:

@@ -1,4 +1,4 @@
-"""XID events from the kernel's log and through NVML: whose they are, when they were, what they ask for."""
+"""XID events from the kernel log and NVML: GPU, time, and required action."""
 
 from __future__ import annotations
 
@@ -44,18 +44,18 @@ def test_kernel_records_are_read_with_their_gpu_code_and_time() -> None:
     assert log.until == 86600.0
 
 
-def test_dmesgs_lines_are_read_too_in_both_forms_of_the_address() -> None:
+def test_dmesg_lines_are_read_with_both_formats_of_the_pci_address() -> None:
     assert xids_probe.parse(DMESG).events == (
         Event(86400.0, (0, 0x3B, 0), 48),
         Event(86401.5, (0, 0x3B, 0), 63),
     )
 
 
-def test_nvmls_address_is_the_kernels() -> None:
+def test_pci_addresses_of_nvml_and_the_kernel_are_normalized_to_the_same_form() -> None:
     assert xids_probe.pci("00000000:3B:00.0") == xids_probe.pci("0000:3b:00")
 
 
-def test_a_log_that_can_not_be_read_is_unknown_and_not_empty(
+def test_an_unreadable_kernel_log_is_unknown_and_not_empty(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))  # no dmesg
@@ -67,26 +67,30 @@ def test_a_log_that_can_not_be_read_is_unknown_and_not_empty(
 
 
 class Rank:
-    """What a worker is to the probe."""
+    """The attributes of a worker that the probe uses."""
 
     def __init__(self, directory: Path) -> None:
         self.rank, self.directory, self.stored = 0, directory, {}  # type: ignore[var-annotated]
 
 
-def test_what_the_log_gains_during_the_run_is_the_runs_and_the_rest_was_earlier(
+def test_xids_are_divided_into_those_during_the_run_and_earlier_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def look(worker: Rank, when: str, text: str) -> dict[str, Any]:
+    def read_xids(worker: Rank, when: str, text: str) -> dict[str, Any]:
         monkeypatch.setattr(xids_probe, "kernel_log", lambda: xids_probe.parse(text))
         return xids_probe.read_xids(worker, when, "00000000:3B:00.0", None, None)  # type: ignore[arg-type]
 
-    before = look(Rank(tmp_path), "before", KMSG)
+    before = read_xids(Rank(tmp_path), "before", KMSG)
     assert before == {"xids": (), "xids_earlier": (79,), "xid_source": "kernel log"}
     later = (
         KMSG + "4,2300,90000000000,-;NVRM: Xid (PCI:0000:3b:00): 119, pid=1, Timeout after 45s of waiting\n"
     )
     anew = Rank(tmp_path)  # the process was killed and started anew in between
-    assert look(anew, "after", later) == {"xids": (119,), "xids_earlier": (79,), "xid_source": "kernel log"}
+    assert read_xids(anew, "after", later) == {
+        "xids": (119,),
+        "xids_earlier": (79,),
+        "xid_source": "kernel log",
+    }
 
 
 # A driver's library with one GPU, which reports XID 79 half a second after somebody has begun to listen
@@ -155,7 +159,7 @@ def test_without_the_kernel_log_xids_come_from_nvml_events_or_are_unknown(
         assert before["xids"] is after["xids"] is None
 
 
-def test_each_row_of_the_catalogue_has_an_action_that_agrees_with_its_source() -> None:
+def test_each_row_of_the_xid_catalog_has_an_action_that_agrees_with_its_source() -> None:
     for row in catalogue.table().values():
         assert row.name
         assert row.source.startswith("https://docs.nvidia.com/"), row
@@ -164,8 +168,8 @@ def test_each_row_of_the_catalogue_has_an_action_that_agrees_with_its_source() -
 
 
 def test_xids_of_hardware_are_distinguished_from_those_of_applications() -> None:
-    asked = {code: catalogue.action(code) for code in (13, 31, 48, 79, 95, 119, 54)}
-    assert asked == {
+    actions = {code: catalogue.action(code) for code in (13, 31, 48, 79, 95, 119, 54)}
+    assert actions == {
         13: "MONITOR",
         31: "MONITOR",
         48: "RESET",

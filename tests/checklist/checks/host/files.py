@@ -1,4 +1,4 @@
-"""Files of a made-up host."""
+"""Files of a simulated host."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def host(folder: Path, **files: str) -> Path:
-    """A root with those files, whose names have / as __."""
+    """Create a root folder with the files; / in names is written as __."""
     for name, text in files.items():
         place = folder / name.replace("__", "/")
         place.parent.mkdir(parents=True, exist_ok=True)

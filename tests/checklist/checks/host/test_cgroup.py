@@ -1,4 +1,4 @@
-"""CPU and memory limits of a container, by both versions of cgroups."""
+"""CPU and memory limits of a container, in cgroup v1 and v2."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ STAT = "usage_usec 5\nnr_periods 200\nnr_throttled 140\nthrottled_usec 9\n"
     ],
     ids=["version 2", "version 2, of the parent", "version 1"],
 )
-def test_the_lowest_limit_counts(tmp_path: Path, files: dict[str, str]) -> None:
+def test_the_lowest_limit_of_all_cgroups_counts(tmp_path: Path, files: dict[str, str]) -> None:
     root = host(tmp_path, **MEMORY, **files)
     assert cgroup.limits(root) == cgroup.Limits(cpus=0.6, memory_bytes=32 << 20)
     assert cgroup.throttling(root) == cgroup.Throttling(periods=200, throttled=140)
 
 
-def test_without_a_limit_the_machine_is_the_limit(tmp_path: Path) -> None:
+def test_without_a_cgroup_limit_the_machine_is_the_limit(tmp_path: Path) -> None:
     root = host(
         tmp_path,
         **MEMORY,
@@ -62,7 +62,7 @@ def test_without_a_limit_the_machine_is_the_limit(tmp_path: Path) -> None:
     assert cgroup.throttling(root) is None
 
 
-def test_the_load_is_the_one_minute_average_per_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cpu_load_is_the_one_minute_average_per_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.getloadavg", lambda: (3.0, 100.0, 100.0))
     monkeypatch.setattr("os.cpu_count", lambda: 4)
     assert cgroup.load_per_cpu() == 0.75

@@ -1,4 +1,4 @@
-"""Where a host is, as the environment, Kubernetes and EC2's metadata tell it: asked over HTTP."""
+"""Zone, machine type and network of a host from the environment, Kubernetes and EC2 metadata, over HTTP."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def served(handler: type[BaseHTTPRequestHandler], context: ssl.SSLContext | None
 
 class Quiet(BaseHTTPRequestHandler):
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
     def reply(self, status: int, text: str = "") -> None:
         self.send_response(status)
@@ -59,11 +59,11 @@ class Quiet(BaseHTTPRequestHandler):
 
 
 class Metadata(Quiet):
-    """IMDSv2: nothing without a session token."""
+    """IMDSv2 server: responds only with a session token."""
 
     def do_PUT(self) -> None:
-        asked = self.headers.get("X-aws-ec2-metadata-token-ttl-seconds")
-        self.reply(200 if self.path == "/latest/api/token" and asked else 400, "a-token")
+        has_token = self.headers.get("X-aws-ec2-metadata-token-ttl-seconds")
+        self.reply(200 if self.path == "/latest/api/token" and has_token else 400, "a-token")
 
     def do_GET(self) -> None:
         if self.headers.get("X-aws-ec2-metadata-token") != "a-token":
@@ -90,7 +90,7 @@ def nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_EC2_METADATA_DISABLED", raising=False)
 
 
-def test_ec2s_metadata_is_asked_with_a_session_token(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ec2_metadata_is_requested_with_a_session_token(monkeypatch: pytest.MonkeyPatch) -> None:
     with served(Metadata) as port:
         monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", f"http://127.0.0.1:{port}/")
         assert cloud.place() == cloud.CloudPlace(
@@ -104,7 +104,7 @@ def test_ec2s_metadata_is_asked_with_a_session_token(monkeypatch: pytest.MonkeyP
         assert cloud.place().zone == "us-east-1a"
 
 
-def test_a_metadata_service_that_never_answers_costs_about_its_limit_and_leaves_the_zone_unknown(
+def test_a_silent_metadata_service_is_abandoned_at_its_limit_and_the_zone_is_unknown(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -115,13 +115,13 @@ def test_a_metadata_service_that_never_answers_costs_about_its_limit_and_leaves_
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make a certificate")
-def test_node_labels_give_zone_type_and_network_if_the_pod_may_read_them(
+def test_zone_machine_type_and_network_are_read_from_node_labels_if_permitted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key, certificate = tmp_path / "key", tmp_path / "ca.crt"
-    made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=api"]
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=api"]
     names = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
-    subprocess.run([*made, *names], check=True, capture_output=True, timeout=60)
+    subprocess.run([*command, *names], check=True, capture_output=True, timeout=60)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
     (tmp_path / "token").write_text("secret\n")
@@ -141,7 +141,9 @@ def test_node_labels_give_zone_type_and_network_if_the_pod_may_read_them(
         assert cloud.place() == cloud.CloudPlace()
 
 
-def test_outside_a_pod_no_api_server_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_kubernetes_api_server_is_queried_outside_a_pod(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
     monkeypatch.setenv("NODE_NAME", "node-7")
     monkeypatch.setattr(cloud, "_ACCOUNT", tmp_path)

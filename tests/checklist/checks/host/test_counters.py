@@ -21,7 +21,7 @@ def reading(plain: int | None, errors: dict[str, int] | None) -> dict[str, Any]:
     ],
     ids=["grown", "started again", "no first reading", "no second reading"],
 )
-def test_growth_is_known_only_between_two_readings(
+def test_counter_growth_is_known_only_between_two_readings(
     before: dict[str, Any], after: dict[str, Any], plain: int | None, errors: dict[str, int] | None
 ) -> None:
     grown = growth(before, after)

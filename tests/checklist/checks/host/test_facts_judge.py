@@ -1,4 +1,4 @@
-"""The job, its software and its hosts: a fault in them is found under its name."""
+"""Judging of facts about the job, its software and its hosts."""
 
 from __future__ import annotations
 
@@ -27,8 +27,10 @@ FAULTS: list[tuple[str, Measurements, str, str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("what", "run", "code", "level"), FAULTS, ids=[fault[0] for fault in FAULTS])
-def test_a_fault_is_found_under_its_name(what: str, run: Measurements, code: str, level: str) -> None:
+@pytest.mark.parametrize(("description", "run", "code", "level"), FAULTS, ids=[fault[0] for fault in FAULTS])
+def test_each_fault_of_a_host_is_reported_with_its_code(
+    description: str, run: Measurements, code: str, level: str
+) -> None:
     assert codes(run) == ({code: level} if code else {})
 
 
@@ -43,25 +45,25 @@ def test_shared_network_layers_of_the_nodes_are_reported() -> None:
     )
 
 
-def test_a_wrong_clock_of_rank_0_is_named_instead_of_the_others() -> None:
+def test_a_wrong_clock_of_rank_0_is_named_instead_of_all_others() -> None:
     late = spoil(all_with(gpu_run(4), clock_offset_s=-1_800.0), 0, clock_offset_s=0.0)
     (fault,) = judge(late).findings
     assert (fault.verdict, fault.suspects) == ("FAIL", ("host-0",))
     assert fault.title == "The clock of host-0 is +1800.0 s off the others'."
 
 
-def test_of_two_clocks_either_may_be_off() -> None:
+def test_both_of_two_hosts_with_different_clocks_are_suspects() -> None:
     (fault,) = judge(spoil(gpu_run(), 8, clock_offset_s=5.0)).findings
     assert fault.title == "The clocks of host-0 and host-1 are 5.0 s apart."
     assert fault.suspects == ("host-0", "host-1")
 
 
-def test_unequal_ranks_are_a_warning_about_the_odd_node() -> None:
+def test_a_node_with_a_different_number_of_ranks_gives_a_warning() -> None:
     run = gpu_run(3, 1)
-    more = dataclasses.replace(run.facts[2], rank=3, local_rank=1, gpu_uuids=("GPU-2-0", "GPU-2-1"))
+    extra_rank = dataclasses.replace(run.facts[2], rank=3, local_rank=1, gpu_uuids=("GPU-2-0", "GPU-2-1"))
     (fault,) = [
         fault
-        for fault in judge(dataclasses.replace(run, facts=(*run.facts, more))).findings
+        for fault in judge(dataclasses.replace(run, facts=(*run.facts, extra_rank))).findings
         if fault.check == "ranks"
     ]
     assert (fault.code, fault.verdict, fault.suspects) == ("ranks-unequal", "WARN", ("host-2",))

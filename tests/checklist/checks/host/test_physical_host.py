@@ -1,4 +1,4 @@
-"""Virtual machines of one host are recognized by the hypervisor's identification; bare metal is not."""
+"""Virtual machines of one host are recognized by the identification of the hypervisor; bare metal is not."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def pool(**values: str) -> str:
     return "".join(key.ljust(512, "\0") + value.ljust(2048, "\0") for key, value in values.items())
 
 
-def test_hyper_v_names_its_host(tmp_path: Path) -> None:
+def test_the_physical_host_is_read_from_hyper_v(tmp_path: Path) -> None:
     pairs = pool(HostName="cluster.example", PhysicalHostName="HOST-12", VirtualMachineName="a")
     assert physical_host(host(tmp_path, **VIRTUAL, **{"var__lib__hyperv__.kvp_pool_3": pairs})) == "HOST-12"
 
@@ -27,7 +27,9 @@ def test_a_board_without_a_serial_number_identifies_no_host(tmp_path: Path, seri
     assert physical_host(host(tmp_path, **VIRTUAL, sys__class__dmi__id__board_serial=serial)) is None
 
 
-def test_a_boards_serial_number_counts_in_virtual_machines_only_and_is_hashed(tmp_path: Path) -> None:
+def test_a_board_serial_number_identifies_the_host_of_virtual_machines_only_and_is_hashed(
+    tmp_path: Path,
+) -> None:
     serial = {"sys__class__dmi__id__board_serial": "CN7475174N0123\n"}
     virtual = physical_host(host(tmp_path / "a", **VIRTUAL, **serial))
     assert virtual is not None

@@ -1,4 +1,4 @@
-"""Hosts that are set up otherwise: named against a reference, or where most of their like are alike."""
+"""Hosts with differing settings: compared with a reference or with the majority of their kind."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RIGHT: Reference = {"p5.48xlarge": dict(SETTINGS)}
 
 
 def with_settings(run: Measurements, rank: int, **changes: str | None) -> Measurements:
-    """That run with one host's settings changed; None takes one out. Spaces are written as _."""
+    """Return the run with settings of one host changed; None removes one. Spaces are written as _."""
     reported = SETTINGS | {name.replace("_", " "): value for name, value in changes.items()}
     return spoil(run, rank, settings={name: value for name, value in reported.items() if value is not None})
 
@@ -42,19 +42,19 @@ def test_a_differing_node_gives_a_warning_with_the_expected_value() -> None:
     assert (fault.verdict, fault.suspects, fault.nodes) == ("WARN", ("host-2",), ())
 
 
-def test_nodes_that_differ_in_the_same_way_are_one_finding() -> None:
+def test_nodes_with_the_same_differing_settings_give_one_finding() -> None:
     run = gpu_run(8)
     for rank in (8, 16):
         run = with_settings(run, rank, CPU_governor="powersave")
     assert only(judge(run)).suspects == ("host-1", "host-2")
 
 
-def test_a_kernel_parameter_that_only_some_were_given_is_a_difference() -> None:
+def test_a_kernel_parameter_set_on_only_some_nodes_is_a_difference() -> None:
     without = with_settings(gpu_run(4), 8, kernel_parameter_iommu=None)
     assert "kernel parameter iommu not set instead of pt" in only(judge(without)).title
 
 
-def test_what_could_not_be_read_is_not_compared() -> None:
+def test_unreadable_settings_are_not_compared() -> None:
     hidden = with_settings(
         gpu_run(4), 8, CPU_governor=None, kernel_parameter_iommu=None, kernel_parameters=None
     )
@@ -62,7 +62,7 @@ def test_what_could_not_be_read_is_not_compared() -> None:
     assert COMMAND_LINE not in hidden.facts[8].settings
 
 
-def test_two_nodes_that_differ_have_no_majority() -> None:
+def test_two_differing_nodes_have_no_majority() -> None:
     result = judge(with_sysctl(gpu_run(2), 8, "212992"))
     assert verdict_of(result, "host-settings") == "NO-VERDICT"
     assert "net.core.rmem_max" in reason(result)
@@ -78,7 +78,7 @@ def test_host_specific_values_have_no_majority_and_name_no_node() -> None:
 
 
 @pytest.mark.parametrize("kind", [None, "p5.48xlarge"])
-def test_a_kind_is_the_machine_type_and_else_gpus_and_processor(kind: str | None) -> None:
+def test_nodes_are_grouped_by_machine_type_or_else_by_gpus_and_processor(kind: str | None) -> None:
     other = with_settings(
         all_with(gpu_run(4), instance_type=kind), 0, cpu="AMD EPYC", CPU_governor="powersave"
     )
@@ -86,11 +86,11 @@ def test_a_kind_is_the_machine_type_and_else_gpus_and_processor(kind: str | None
     assert verdict_of(result, "host-settings") == ("WARN" if kind else "PASS")
 
 
-def test_what_checks_versions_and_interface_compare_is_no_second_finding() -> None:
+def test_a_differing_kernel_release_is_reported_by_the_versions_check_only() -> None:
     assert codes(with_settings(gpu_run(4), 8, kernel_release="5.10")) == {}
 
 
-def test_a_node_of_this_run_can_be_the_reference_also_of_two() -> None:
+def test_one_of_two_nodes_can_be_the_reference() -> None:
     run = with_sysctl(gpu_run(2), 8, "212992")
     fault = only(judge(run, reference_node="host-1"))
     assert fault.title == (
@@ -110,7 +110,7 @@ def test_a_stored_reference_judges_single_nodes_and_values_equal_everywhere() ->
     assert only(judge(alone, reference=RIGHT)).nodes == ("host-0",)
 
 
-def test_a_reference_of_other_machines_is_no_verdict() -> None:
+def test_a_reference_of_other_machine_types_gives_no_verdict() -> None:
     result = judge(cpu_run(2), reference=RIGHT)
     assert verdict_of(result, "host-settings") == "NO-VERDICT"
     assert reason(result) == "The reference is of p5.48xlarge, and no node of this run is."

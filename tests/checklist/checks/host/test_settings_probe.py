@@ -1,4 +1,4 @@
-"""A host's settings from /proc and /sys, without root; a host's own values are left out."""
+"""Settings of a host from /proc and /sys, without root; host-specific values are omitted."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ def read(root: Path) -> dict[str, str]:
 
 def test_only_performance_options_of_the_kernel_command_line_are_reported(tmp_path: Path) -> None:
     reported = read(host(tmp_path, proc__cmdline=LINE))
-    given = {name: value for name, value in reported.items() if name.startswith(settings_probe.PARAMETER)}
-    assert given == {
+    expected_options = {
+        name: value for name, value in reported.items() if name.startswith(settings_probe.PARAMETER)
+    }
+    assert expected_options == {
         "kernel parameter iommu": "pt",
         "kernel parameter intel_iommu": "on",
         "kernel parameter hugepagesz": "1G 2M",
@@ -35,7 +37,7 @@ def test_only_performance_options_of_the_kernel_command_line_are_reported(tmp_pa
     assert "secret" not in str(reported)
 
 
-def test_missing_settings_are_left_out(tmp_path: Path) -> None:
+def test_missing_settings_are_omitted(tmp_path: Path) -> None:
     assert set(read(tmp_path)) == {"kernel release", "ulimit memlock", "ulimit nofile"}
 
 
@@ -64,7 +66,7 @@ def bridge(*, acs: int, shown: int = 4096) -> bytes:
 
 
 @pytest.mark.parametrize(("shown", "reported"), [(4096, "1"), (64, None)])
-def test_acs_is_read_as_root_and_unknown_otherwise(tmp_path: Path, shown: int, reported: str | None) -> None:
+def test_acs_is_read_by_root_and_unknown_otherwise(tmp_path: Path, shown: int, reported: str | None) -> None:
     for number, acs in enumerate((0x1D, 0x01)):
         device = tmp_path / f"sys/bus/pci/devices/0000:0{number}:01.0"
         device.mkdir(parents=True)
@@ -72,14 +74,14 @@ def test_acs_is_read_as_root_and_unknown_otherwise(tmp_path: Path, shown: int, r
     assert read(tmp_path).get("PCI devices that ACS redirects") == reported
 
 
-def test_iommu_domains_are_told_by_type(tmp_path: Path) -> None:
+def test_iommu_domains_are_reported_by_type(tmp_path: Path) -> None:
     (tmp_path / "sys/kernel/iommu_groups").mkdir(parents=True)
     assert read(tmp_path)["IOMMU domains"] == "off"
     host(tmp_path, sys__kernel__iommu_groups__0__type="identity", sys__kernel__iommu_groups__7__type="DMA-FQ")
     assert read(tmp_path)["IOMMU domains"] == "DMA-FQ, identity"
 
 
-def test_firmware_and_mtu_go_by_driver_as_interfaces_have_names_of_their_own(
+def test_firmware_and_mtu_are_reported_by_driver_instead_of_interface_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     every = []

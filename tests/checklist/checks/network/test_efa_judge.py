@@ -1,4 +1,4 @@
-"""EFA on each host by itself works, doesn't, or wasn't tried."""
+"""EFA on each host: working, failing, or not tried."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from tests.checklist.runs import all_with, gpu_run, verdict_of
 
 
 def tried(*reported: float | str) -> Measurements:
-    """A run whose nodes have told a figure or an error each."""
+    """Return a run whose nodes have reported a value or an error each."""
     run = gpu_run(len(reported))
-    own = tuple(
+    loopbacks = tuple(
         Local(
             rank=8 * node,
             what="efa_loopback",
@@ -23,7 +23,7 @@ def tried(*reported: float | str) -> Measurements:
         )
         for node, one in enumerate(reported)
     )
-    return dataclasses.replace(run, locals=(*run.locals, *own))
+    return dataclasses.replace(run, locals=(*run.locals, *loopbacks))
 
 
 def reason(result: Result) -> str:
@@ -31,13 +31,13 @@ def reason(result: Result) -> str:
     return check.reason
 
 
-def test_that_messages_arrive_is_a_pass_however_fast() -> None:
+def test_efa_passes_if_messages_arrive_at_any_speed() -> None:
     result = judge(tried(15.4, 0.1))
     check = result.check("efa")
     assert (check.verdict, len(check.figures), check.nodes) == ("PASS", 2, ("host-0", "host-1"))
 
 
-def test_a_host_that_does_not_reach_itself_fails_with_the_reason() -> None:
+def test_a_host_that_cannot_reach_itself_over_efa_fails_with_the_reason() -> None:
     (fault,) = judge(tried(15.4, "fi_pingpong did not end within 8 s")).findings
     assert (fault.verdict, fault.nodes) == ("FAIL", ("host-1",))
     assert (
@@ -45,13 +45,13 @@ def test_a_host_that_does_not_reach_itself_fails_with_the_reason() -> None:
     )
 
 
-def test_the_result_is_unknown_without_the_tool() -> None:
+def test_efa_has_no_verdict_without_its_tool() -> None:
     nowhere = judge(tried("there is no fi_pingpong", "there is no fi_pingpong"))
     assert (verdict_of(nowhere, "efa"), nowhere.verdict) == ("NO-VERDICT", "PASS")
     one = judge(tried(15.4, "there is no fi_pingpong"))
     assert (verdict_of(one, "efa"), reason(one)) == ("NO-VERDICT", "There is no fi_pingpong on host-1.")
 
 
-def test_without_efa_it_is_left_out_and_with_it_never_a_pass_unmeasured() -> None:
+def test_efa_is_skipped_without_devices_and_has_no_verdict_if_unmeasured() -> None:
     assert verdict_of(judge(all_with(gpu_run(2), efa_devices=0)), "efa") == "skipped"
     assert verdict_of(judge(gpu_run(2)), "efa") == "NO-VERDICT"

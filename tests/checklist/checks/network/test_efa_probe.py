@@ -1,4 +1,4 @@
-"""EFA's own test of a host by itself, with a tool in its place that prints what was recorded."""
+"""The EFA loopback test of a host, with a tool that prints recorded output."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CLIENT = """case "$*" in *localhost*) ;; *) exec sleep 60 ;; esac
 
 @pytest.fixture
 def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder at the front of the path; what is written as fi_pingpong in it is run."""
+    """A folder first in PATH; a program written there as fi_pingpong is run."""
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.setattr(efa_probe, "_SERVER_FIRST_S", 0.0)
     monkeypatch.setattr(efa_probe, "_CLIENT_S", 1.0)
@@ -47,7 +47,7 @@ def test_the_bandwidth_of_the_largest_message_over_efa_is_reported(tool: Path) -
     assert server.split()[-1] == client.split()[-2], "one port"
 
 
-def test_after_three_failed_attempts_the_tools_last_line_is_the_reason(tool: Path) -> None:
+def test_the_reason_after_three_failed_attempts_is_the_last_line_of_the_tool(tool: Path) -> None:
     write(tool, "echo 'fi_getinfo(): util/pingpong.c:1500, ret=-61 (No data available)' >&2; exit 61")
     begun: list[None] = []
     with pytest.raises(OSError, match=r"ended with 61: fi_getinfo\(\): .*\(No data available\)"):
@@ -55,7 +55,9 @@ def test_after_three_failed_attempts_the_tools_last_line_is_the_reason(tool: Pat
     assert len(begun) == 3
 
 
-def test_a_hanging_tool_is_ended_with_all_its_processes(tool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hanging_tool_is_ended_with_its_child_processes(
+    tool: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(efa_probe, "_ATTEMPTS", 1)
     write(tool, "exec sleep 60")
     begin = time.monotonic()
@@ -64,7 +66,7 @@ def test_a_hanging_tool_is_ended_with_all_its_processes(tool: Path, monkeypatch:
     assert time.monotonic() - begin < 10
 
 
-def test_output_without_figures_is_an_error(tool: Path) -> None:
+def test_tool_output_without_measurements_is_an_error(tool: Path) -> None:
     write(tool, "exit 0")
     with pytest.raises(OSError, match="printed no figures"):
         efa_probe.loopback(lambda: None)

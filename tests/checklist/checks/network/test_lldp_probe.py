@@ -1,4 +1,4 @@
-"""Switches are read from the answer of lldpd, and no answer is no switch."""
+"""Switches are read from the output of lldpd; missing output gives no switch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def neighbor(port: str, **chassis: str) -> dict[str, object]:
     }
 
 
-def test_switches_are_named_once_and_by_their_id_without_a_name(
+def test_switches_are_listed_once_by_name_or_else_by_id(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ports = [
@@ -37,5 +37,5 @@ def test_switches_are_named_once_and_by_their_id_without_a_name(
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"lldp": [{}]}', '{"lldp": [{"interface": [{}]}]}'])
-def test_no_neighbors_or_another_format_are_no_switch(text: str) -> None:
+def test_no_switch_is_reported_without_neighbors_or_with_an_unknown_format(text: str) -> None:
     assert lldp_probe.parse(text) == ()

@@ -1,4 +1,4 @@
-"""Round trips between nodes, and connections that needed a second try."""
+"""Judging of round trips between nodes and of connection retries."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def slow(*nodes: int, seconds: float = 5e-3) -> Callable[[Probe], Probe]:
     )
 
 
-def titles(run: Measurements, **known: object) -> list[str]:
-    return [fault.title for fault in judge(run, checks=ONLY, **known).findings]  # type: ignore[arg-type]
+def titles(run: Measurements, **changes: object) -> list[str]:
+    return [fault.title for fault in judge(run, checks=ONLY, **changes).findings]  # type: ignore[arg-type]
 
 
 def test_equal_round_trips_pass_and_are_shown() -> None:
@@ -39,24 +39,24 @@ def test_equal_round_trips_pass_and_are_shown() -> None:
     assert figures["round trip, median"] == 2e-4
 
 
-def test_a_node_that_is_far_from_all_others_is_a_suspect() -> None:
+def test_a_node_with_long_round_trips_to_all_others_is_a_suspect() -> None:
     (fault,) = judge(changed(6, slow(3)), checks=ONLY).findings
     assert (fault.code, fault.verdict, fault.suspects) == ("latency-high", "WARN", ("host-3",))
     assert "5 ms" in fault.title
 
 
-def test_one_late_round_trip_or_a_difference_below_two_milliseconds_is_nothing() -> None:
+def test_one_late_round_trip_or_a_difference_below_two_milliseconds_gives_no_finding() -> None:
     assert titles(changed(6, lambda p: slow(3)(p) if (p.src, p.dst) != (3, 1) else p)) == []
     assert titles(changed(6, slow(3, seconds=2e-3))) == []
 
 
-@pytest.mark.parametrize(("zone", "says"), [("us-east-1a", True), (None, False)])
-def test_long_round_trips_within_one_zone_warn(zone: str | None, says: bool) -> None:
+@pytest.mark.parametrize(("zone", "warns"), [("us-east-1a", True), (None, False)])
+def test_long_round_trips_within_one_zone_give_a_warning(zone: str | None, warns: bool) -> None:
     run = changed(4, lambda probe: dataclasses.replace(probe, round_trip_s=5e-3), zone=zone)
-    assert [("within one zone" in title) for title in titles(run)] == ([True] if says else [])
+    assert [("within one zone" in title) for title in titles(run)] == ([True] if warns else [])
 
 
-def test_a_network_that_was_twice_as_near_in_earlier_runs_warns() -> None:
+def test_round_trips_twice_as_long_as_in_earlier_runs_give_a_warning() -> None:
     past = past_of(judge(changed(4, lambda probe: probe), checks=ONLY))
     (title,) = titles(changed(4, lambda probe: dataclasses.replace(probe, round_trip_s=8e-4)), history=past)
     assert "0.2 ms in earlier runs" in title
@@ -67,14 +67,14 @@ def retried(nodes: int, which: Callable[[Probe], bool]) -> Measurements:
     return changed(nodes, lambda probe: dataclasses.replace(probe, tries=2) if which(probe) else probe)
 
 
-def test_second_tries_of_one_node_are_a_finding_with_the_paths() -> None:
+def test_connection_retries_of_one_node_are_reported_with_the_paths() -> None:
     (fault,) = judge(retried(8, lambda p: p.dst == 2 and p.src < 6), checks=ONLY).findings
     assert (fault.code, fault.verdict, fault.suspects) == ("second-try", "WARN", ("host-2",))
     assert "5 of 56 connections" in fault.title
     assert "host-0 > host-2" in fault.title
 
 
-def test_second_tries_between_two_racks_name_the_racks() -> None:
+def test_connection_retries_between_two_racks_name_the_racks() -> None:
     run = retried(8, lambda probe: probe.src < 4 <= probe.dst)
     racks = tuple(
         dataclasses.replace(fact, network_nodes=("spine", f"rack-{fact.node // 4}", f"host-{fact.node}"))
@@ -84,7 +84,7 @@ def test_second_tries_between_two_racks_name_the_racks() -> None:
     assert "between rack-0 and rack-1" in title
 
 
-def test_one_of_eight_paths_that_drops_connections_is_seen_as_such() -> None:
+def test_one_of_eight_paths_that_drops_connections_is_recognized() -> None:
     (title,) = titles(retried(12, lambda p: (7 * p.src + 13 * p.dst + p.src * p.dst) % 8 == 3))
     assert "one of several paths" in title
 

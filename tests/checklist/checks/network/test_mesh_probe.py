@@ -1,4 +1,4 @@
-"""A probe of one node by another: connected, moved, and how long it took."""
+"""Connection and round trip from one node to another."""
 
 from __future__ import annotations
 

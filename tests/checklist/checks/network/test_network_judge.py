@@ -1,4 +1,4 @@
-"""Interfaces, RDMA and host names: a fault in them is found under its name."""
+"""Judging of interfaces, RDMA and host names."""
 
 from __future__ import annotations
 
@@ -37,12 +37,14 @@ FAULTS: list[tuple[str, Measurements, str, str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("what", "run", "code", "level"), FAULTS, ids=[fault[0] for fault in FAULTS])
-def test_a_fault_is_found_under_its_name(what: str, run: Measurements, code: str, level: str) -> None:
+@pytest.mark.parametrize(("description", "run", "code", "level"), FAULTS, ids=[fault[0] for fault in FAULTS])
+def test_each_network_fault_is_reported_with_its_code(
+    description: str, run: Measurements, code: str, level: str
+) -> None:
     assert codes(run) == ({code: level} if code else {})
 
 
-def test_a_duplicate_address_names_both_hosts_and_a_bridge_of_each_is_none() -> None:
+def test_a_duplicate_address_names_both_hosts_and_bridge_addresses_are_ignored() -> None:
     run = spoil(with_nic(gpu_run()), 8, nics=(SAME,))
     (fault,) = judge(run).findings
     assert fault.title == "Duplicate address: host-0 and host-1 both have 10.0.0.0."
@@ -85,6 +87,6 @@ def test_two_hosts_with_one_name_give_a_warning() -> None:
     assert [one.code for one in judge(one_host).findings] == ["nodes-share-host"]
 
 
-@pytest.mark.parametrize(("seconds", "found"), [(1.0, {}), (1.1, {"hostname-slow": "WARN"})])
-def test_slow_name_resolution_warns(seconds: float, found: dict[str, str]) -> None:
-    assert codes(spoil(gpu_run(), 8, hostname_seconds=seconds)) == found
+@pytest.mark.parametrize(("seconds", "expected"), [(1.0, {}), (1.1, {"hostname-slow": "WARN"})])
+def test_slow_name_resolution_gives_a_warning(seconds: float, expected: dict[str, str]) -> None:
+    assert codes(spoil(gpu_run(), 8, hostname_seconds=seconds)) == expected

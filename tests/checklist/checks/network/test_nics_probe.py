@@ -1,4 +1,4 @@
-"""Which interface NCCL and gloo will take, and why."""
+"""The interfaces that NCCL and gloo select, and the reason."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HOST = (
 
 
 @pytest.mark.parametrize(
-    ("wanted", "taken"),
+    ("expected_name", "expected_interfaces"),
     [
         ("eth", "eth0"),
         ("=eth1", "eth1"),
@@ -29,13 +29,15 @@ HOST = (
         ("docker0", "docker0"),
     ],
 )
-def test_nccls_interface_variable_is_read_as_nccl_reads_it(wanted: str, taken: str) -> None:
-    choice = nics_probe.choose("nccl", HOST, "10.0.0.1", {"NCCL_SOCKET_IFNAME": wanted})
-    assert (choice.nic, choice.usable) == (taken, True)
+def test_the_nccl_interface_variable_is_parsed_like_nccl(
+    expected_name: str, expected_interfaces: str
+) -> None:
+    choice = nics_probe.choose("nccl", HOST, "10.0.0.1", {"NCCL_SOCKET_IFNAME": expected_name})
+    assert (choice.nic, choice.usable) == (expected_interfaces, True)
 
 
-def test_an_exclusion_passes_over_interfaces_that_nccl_can_not_use() -> None:
-    """As the containers of several nodes on AWS Batch have them, with the variable that they get there."""
+def test_an_exclusion_skips_interfaces_that_nccl_cannot_use() -> None:
+    """Interfaces of multi-node containers on AWS Batch, with the variable that they are given."""
     host = (
         Nic(name="dummy0", addresses=(), up=True),
         Nic(name="ecs-eth0", addresses=("169.254.172.2",), up=True),
@@ -48,9 +50,9 @@ def test_an_exclusion_passes_over_interfaces_that_nccl_can_not_use() -> None:
     assert (
         nics_probe.choose("nccl", host, "10.0.0.1", {}).nic == "ecs-eth0"
     )  # which is what the variable is for
-    left = nics_probe.choose("nccl", host, "10.0.0.1", {variable.name: "^eth,ecs,lo,dummy"})
-    assert not left.usable
-    assert "leaves no interface of this host" in left.reason
+    excluded = nics_probe.choose("nccl", host, "10.0.0.1", {variable.name: "^eth,ecs,lo,dummy"})
+    assert not excluded.usable
+    assert "leaves no interface of this host" in excluded.reason
 
 
 def test_a_missing_interface_is_named_with_the_existing_ones() -> None:
@@ -60,7 +62,7 @@ def test_a_missing_interface_is_named_with_the_existing_ones() -> None:
     assert "eth1" in choice.reason
 
 
-def test_loopback_is_unusable_when_rank_0_is_elsewhere_and_right_when_it_is_not() -> None:
+def test_loopback_is_usable_only_if_rank_0_is_on_the_same_host() -> None:
     variable = {"GLOO_SOCKET_IFNAME": "lo"}
     assert not nics_probe.choose("gloo", HOST, "10.0.0.1", variable).usable
     assert nics_probe.choose("gloo", HOST, "127.0.0.1", variable).usable
@@ -73,7 +75,7 @@ def test_a_host_name_that_does_not_resolve_leaves_gloo_on_loopback(monkeypatch: 
     assert "cannot be resolved" in choice.reason
 
 
-def test_an_interface_without_a_line_has_no_rate(tmp_path: Path) -> None:
+def test_an_interface_without_a_link_speed_has_no_rate(tmp_path: Path) -> None:
     for name in ("eth0", "veth0", "bond0"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "speed").write_text("10000\n")

@@ -1,4 +1,4 @@
-"""Parts of the ports that are blocked, and families of addresses, by whose they are."""
+"""Judging of blocked port ranges and address families."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def findings(run: Measurements) -> list[Finding]:
     return [fault for fault in judge(run).findings if fault.check == "open-ports"]
 
 
-def test_half_of_the_range_into_a_node_is_named_with_the_ports() -> None:
+def test_a_port_range_half_blocked_into_a_node_is_named_with_the_ports() -> None:
     (fault,) = findings(with_blocked([way for way in WAYS if way[1] == 2]))
     assert fault.title == (
         "Into host-2 these ports are blocked: about 46881 to 60999 (8 of 16 tried of 32768 to 60999)."
@@ -33,12 +33,12 @@ def test_half_of_the_range_into_a_node_is_named_with_the_ports() -> None:
     assert (fault.verdict, fault.nodes) == ("FAIL", ("host-2",))
 
 
-def test_a_part_that_is_blocked_out_of_a_node_is_that_node_s_too() -> None:
+def test_ports_blocked_from_a_node_to_all_others_are_attributed_to_the_node() -> None:
     (fault,) = findings(with_blocked([way for way in WAYS if way[0] == 1]))
     assert fault.title.startswith("Out of host-1 these ports are blocked: about 46881 to 60999")
 
 
-def test_of_one_way_and_of_two_nodes_both_ends_are_suspects() -> None:
+def test_both_nodes_are_suspects_if_one_direction_is_blocked() -> None:
     (fault,) = findings(with_blocked([(2, 1)]))
     assert (fault.nodes, fault.suspects) == ((), ("host-1", "host-2"))
     assert fault.title.startswith("From host-2 to host-1 these ports")
@@ -46,19 +46,19 @@ def test_of_one_way_and_of_two_nodes_both_ends_are_suspects() -> None:
     assert fault.suspects == ("host-0", "host-1")
 
 
-def test_a_part_that_is_blocked_between_all_is_one_finding_of_no_node() -> None:
+def test_ports_blocked_between_all_nodes_are_one_finding_without_a_node() -> None:
     (fault,) = findings(with_blocked(WAYS))
     assert fault.title.startswith("Between all nodes these ports are blocked")
     assert judge(with_blocked(WAYS)).bad_nodes == ()
 
 
-def test_a_node_that_is_not_reached_at_all_is_the_mesh_s() -> None:
+def test_an_unreachable_node_is_reported_by_the_mesh_check_only() -> None:
     ways = [way for way in WAYS if way[1] == 2]
     run = dataclasses.replace(with_blocked(ways, TRIED), probes=mesh(4, cut=tuple((n, 2) for n in (0, 1, 3))))
     assert [fault.check for fault in judge(run).findings] == ["mesh"]
 
 
-def test_what_was_not_tried_is_not_open() -> None:
+def test_ports_that_were_not_tried_give_no_verdict() -> None:
     result = judge(dataclasses.replace(gpu_run(4), open_ports=()))
     assert verdict_of(result, "open-ports") == "NO-VERDICT"
     some = tuple(one for one in opened(4) if one.dst != 3)
@@ -73,7 +73,7 @@ def test_what_was_not_tried_is_not_open() -> None:
         ((3, 4, 9), [(38_061, 41_588), (48_645, 50_408)]),
     ],
 )
-def test_the_blocked_parts_reach_half_way_to_what_is_open(
+def test_a_blocked_range_extends_half_way_to_the_next_open_port(
     places: tuple[int, ...], reported: list[tuple[int, int]]
 ) -> None:
     one = dataclasses.replace(opened(2)[0], blocked=tuple(TRIED[place] for place in places))
@@ -100,7 +100,7 @@ def with_ipv6(closed: list[tuple[int, int]], run: Measurements | None = None) ->
     return dataclasses.replace(run, open_ports=(*run.open_ports, *other))
 
 
-def test_a_node_that_is_reached_over_one_family_alone_is_a_warning() -> None:
+def test_a_node_reachable_over_one_address_family_only_gives_a_warning() -> None:
     assert findings(with_ipv6([])) == []
     (fault,) = findings(with_ipv6([way for way in WAYS if way[1] == 2]))
     assert (fault.verdict, fault.title) == ("WARN", "host-2 is not reached over IPv6, but over IPv4.")
@@ -108,7 +108,7 @@ def test_a_node_that_is_reached_over_one_family_alone_is_a_warning() -> None:
     assert fault.title == "host-1 reaches no other node over IPv6, but over IPv4."
 
 
-def test_an_unreachable_address_family_is_a_warning_only_if_a_name_resolves_to_it() -> None:
+def test_an_unreachable_address_family_gives_a_warning_only_if_a_name_resolves_to_it() -> None:
     assert findings(with_ipv6(WAYS)) == []
     check = judge(with_ipv6(WAYS)).check("open-ports")
     assert check.reason.endswith("Over IPv6 no node is reached; nothing takes that.")
@@ -117,7 +117,7 @@ def test_an_unreachable_address_family_is_a_warning_only_if_a_name_resolves_to_i
     assert fault.title == "host-0, host-1, host-2, host-3 are not reached over IPv6, but over IPv4."
 
 
-def test_where_the_run_s_own_family_is_blocked_it_is_a_failure_that_says_what_works() -> None:
+def test_a_blocked_address_family_of_the_run_fails_and_names_the_working_one() -> None:
     run = with_blocked([way for way in WAYS if way[1] == 2], TRIED)
     (fault,) = findings(with_ipv6([], run))
     assert (fault.verdict, fault.title) == ("FAIL", "host-2 is not reached over IPv4, but over IPv6.")

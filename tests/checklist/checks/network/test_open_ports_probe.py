@@ -1,4 +1,4 @@
-"""Ports across the range of a host: opened by it, tried by others."""
+"""Open ports across the port range of a host."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from checklist.checks.network import open_ports_probe
 
 
-def test_each_part_of_the_range_has_an_open_port_until_they_are_closed() -> None:
+def test_each_part_of_the_port_range_has_an_open_port_until_closed() -> None:
     context: Any = SimpleNamespace(stored={}, node=1, progress=SimpleNamespace(begin=lambda: None))
     opened = open_ports_probe.open_some(context, "127.0.0.1", "::1")
     low, step = opened["low"], (opened["high"] - opened["low"] + 1) / open_ports_probe.TRIED

@@ -1,4 +1,4 @@
-"""RDMA ports as the kernel tells them."""
+"""RDMA ports as read from the kernel."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ROOT = "/sys/class/infiniband/"
 
 
 def tree(place: Path, sample: str) -> Path:
-    """The files of a host's devices again."""
+    """Create the device files of a host."""
     for line in sample.splitlines():
         name, _, text = line.partition(":")
         file = place / name.removeprefix(ROOT)
@@ -21,7 +21,7 @@ def tree(place: Path, sample: str) -> Path:
     return place
 
 
-def test_state_rate_and_board_of_each_port_are_read(tmp_path: Path) -> None:
+def test_state_rate_and_board_id_of_each_port_are_read(tmp_path: Path) -> None:
     reported = {port.name: port for port in ports(tree(tmp_path, SAMPLE.read_text()))}
     assert len(reported) == 6
     assert reported["mlx5_0/1"] == RdmaPort(

@@ -1,4 +1,4 @@
-"""Disks and stores are written and read for real, past the cache, and nothing is left in them."""
+"""Disks and datastores are written and read past the cache, and nothing is left in them."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ MIB = 1 << 20
 
 
 def figures(**places: Any) -> dict[str, tuple[float | None, str | None]]:
-    """What is measured in those places: value or None, and note or error."""
-    found: dict[str, tuple[float | None, str | None]] = {}
+    """Return the measurements of these places: value or None, and note or error."""
+    measured_figures: dict[str, tuple[float | None, str | None]] = {}
 
-    def figure(what: str, sampled: Any) -> None:
+    def figure(request_name: str, sampled: Any) -> None:
         try:
             values, note = sampled()
-            found[what] = (values[0], note)
+            measured_figures[request_name] = (values[0], note)
         except OSError as error:
-            found[what] = (None, str(error))
+            measured_figures[request_name] = (None, str(error))
 
     storage_probe.measure(
         figure, **{"name": "it", "directory": None, "datastore": None, "size": 16 * MIB, **places}
     )
-    return found
+    return measured_figures
 
 
 @pytest.fixture(scope="module")
 def s3() -> Iterator[Any]:
-    """A client of an S3 server on this machine, in which there is one bucket."""
+    """A client of an S3 server on this machine with one bucket."""
     server_module = pytest.importorskip("moto.server", reason="needs moto[server] for an S3 on this machine")
     import boto3
 
@@ -66,7 +66,7 @@ def keys(client: Any) -> list[str]:
     return [item["Key"] for item in client.list_objects_v2(Bucket="data").get("Contents", [])]
 
 
-def test_reading_comes_from_the_disk_and_not_from_memory(tmp_path: Path) -> None:
+def test_reading_bypasses_the_page_cache(tmp_path: Path) -> None:
     def from_disk() -> int:
         lines = Path("/proc/self/io").read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith("read_bytes"))
@@ -82,50 +82,53 @@ def test_reading_comes_from_the_disk_and_not_from_memory(tmp_path: Path) -> None
 
 
 @pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="needs /dev/shm")
-def test_a_directory_in_memory_is_measured_with_a_note_that_it_is_no_disk() -> None:
-    found = figures(directory="/dev/shm")
-    assert "memory, not a disk" in str(found["storage_read"][1])
+def test_a_directory_in_memory_is_measured_with_a_note() -> None:
+    measured = figures(directory="/dev/shm")
+    assert "memory, not a disk" in str(measured["storage_read"][1])
     assert not Path("/dev/shm/it").exists()
 
 
-def test_a_disk_that_is_full_in_the_middle_leaves_no_part_of_the_file(tmp_path: Path) -> None:
-    kept, old = signal.signal(signal.SIGXFSZ, signal.SIG_IGN), resource.getrlimit(resource.RLIMIT_FSIZE)
+def test_a_disk_that_fills_up_during_a_write_leaves_no_partial_file(tmp_path: Path) -> None:
+    previous_limits, old = (
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN),
+        resource.getrlimit(resource.RLIMIT_FSIZE),
+    )
     resource.setrlimit(resource.RLIMIT_FSIZE, (4 * MIB, old[1]))
     try:
-        found = figures(directory=str(tmp_path))
+        measured = figures(directory=str(tmp_path))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, old)
-        signal.signal(signal.SIGXFSZ, kept)
-    assert found["storage_write"][0] is None
-    assert "File too large" in str(found["storage_write"][1])
-    assert "storage_read" not in found
+        signal.signal(signal.SIGXFSZ, previous_limits)
+    assert measured["storage_write"][0] is None
+    assert "File too large" in str(measured["storage_write"][1])
+    assert "storage_read" not in measured
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_store_in_s3_is_written_and_read_through_metaflows_endpoint_and_left_as_it_was(s3: Any) -> None:
-    found = figures(datastore="s3://data/metaflow/")
-    assert set(found) == {"datastore_write", "datastore_read"}
-    assert all(value is not None and value > 0 for value, _ in found.values())
+def test_an_s3_datastore_is_measured_through_the_metaflow_endpoint_and_left_unchanged(s3: Any) -> None:
+    measured = figures(datastore="s3://data/metaflow/")
+    assert set(measured) == {"datastore_write", "datastore_read"}
+    assert all(value is not None and value > 0 for value, _ in measured.values())
     assert keys(s3) == []
 
 
-def test_a_store_that_stops_answering_in_the_middle_leaves_no_object(
+def test_a_datastore_that_stops_responding_during_a_write_leaves_no_object(
     s3: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
         storage_probe._Sink, "write", lambda *_: (_ for _ in ()).throw(OSError("the reader failed"))
     )
-    found = figures(datastore="s3://data")
-    assert found["datastore_write"][0] is not None
-    assert found["datastore_read"] == (None, "the reader failed")
+    measured = figures(datastore="s3://data")
+    assert measured["datastore_write"][0] is not None
+    assert measured["datastore_read"] == (None, "the reader failed")
     assert keys(s3) == []
 
 
-def test_a_bucket_that_is_not_there_is_a_failed_figure_with_the_stores_words(s3: Any) -> None:
-    found = figures(datastore="s3://other/prefix")
-    assert list(found) == ["datastore_write"]
-    assert found["datastore_write"][0] is None
-    assert "NoSuchBucket" in str(found["datastore_write"][1])
+def test_a_missing_bucket_is_a_failed_measurement_with_the_error_of_the_store(s3: Any) -> None:
+    measured = figures(datastore="s3://other/prefix")
+    assert list(measured) == ["datastore_write"]
+    assert measured["datastore_write"][0] is None
+    assert "NoSuchBucket" in str(measured["datastore_write"][1])
 
 
 def test_leftovers_of_a_killed_process_are_removed_by_name(s3: Any, tmp_path: Path) -> None:
@@ -136,7 +139,7 @@ def test_leftovers_of_a_killed_process_are_removed_by_name(s3: Any, tmp_path: Pa
     assert keys(s3) == []
 
 
-def test_a_run_measures_the_folders_that_it_is_given(tmp_path: Path) -> None:
+def test_a_run_measures_the_configured_folders(tmp_path: Path) -> None:
     work, store = tmp_path / "work", tmp_path / "store"
     for folder in (work, store):
         folder.mkdir()
@@ -160,7 +163,7 @@ def test_a_run_measures_the_folders_that_it_is_given(tmp_path: Path) -> None:
 
 
 def _writing(keep: Path, work: Path) -> int:
-    """The worker that keeps its journal there, once it has begun to write."""
+    """Wait for the worker that writes its test file and return it."""
     deadline = time.monotonic() + 90
     while time.monotonic() < deadline:
         for entry in Path("/proc").iterdir() if list(work.iterdir()) else ():
@@ -172,7 +175,7 @@ def _writing(keep: Path, work: Path) -> int:
 
 
 @pytest.mark.slow
-def test_a_rank_that_stops_in_the_middle_of_a_file_is_named_and_its_file_is_gone(tmp_path: Path) -> None:
+def test_a_rank_that_stops_while_it_writes_is_named_and_its_file_removed(tmp_path: Path) -> None:
     work, keep = tmp_path / "work", tmp_path / "keep"
     for folder in (work, keep):
         folder.mkdir()
@@ -187,7 +190,7 @@ def test_a_rank_that_stops_in_the_middle_of_a_file_is_named_and_its_file_is_gone
     assert list(work.iterdir()) == []
 
 
-def test_a_datastore_that_was_not_named_is_no_verdict_and_never_a_pass() -> None:
+def test_a_datastore_that_was_not_configured_has_no_verdict() -> None:
     note = "the page cache helped"
     disks = [
         Local(rank=rank, what="storage_write", value=1.0, unit="GB/s", note=note)
@@ -201,7 +204,7 @@ def test_a_datastore_that_was_not_named_is_no_verdict_and_never_a_pass() -> None
     assert "Note: the page cache helped." in result.check("storage").reason  # type: ignore[union-attr]
 
 
-def test_an_unwritable_datastore_is_a_failure_of_no_node() -> None:
+def test_an_unwritable_datastore_is_a_failure_without_a_node() -> None:
     failed = Local(rank=3, what="datastore_write", value=None, unit="GB/s", error="AccessDenied")
     result = judge(gpu_run(locals=(*gpu_run().locals, failed)))
     assert [(fault.check, fault.code, fault.nodes) for fault in result.findings] == [
@@ -212,8 +215,8 @@ def test_an_unwritable_datastore_is_a_failure_of_no_node() -> None:
 def test_a_missing_folder_is_reported_with_its_node_and_a_remedy(tmp_path: Path) -> None:
     missing = tmp_path / "mnt" / "data"
     probed = figures(datastore=str(missing), directory=str(missing))
-    words = (None, f"there is no folder {missing}")
-    assert probed == {"storage_write": words, "datastore_write": words}
+    reason = (None, f"there is no folder {missing}")
+    assert probed == {"storage_write": reason, "datastore_write": reason}
     failed = [
         Local(rank=rank, what="datastore_write", value=None, unit="GB/s", error=probed["datastore_write"][1])
         for rank in (0, 8)
@@ -229,7 +232,7 @@ def test_a_missing_folder_is_reported_with_its_node_and_a_remedy(tmp_path: Path)
 @pytest.mark.parametrize(
     ("url", "can"), [("s3://bucket/a", True), ("/mnt/data", True), ("s3://", False), ("gs://b/a", False)]
 )
-def test_a_store_of_a_kind_that_can_not_be_measured_is_refused(url: str, can: bool) -> None:
+def test_a_datastore_of_an_unsupported_kind_is_refused(url: str, can: bool) -> None:
     assert measurable(url) == can
     if not can:
         with pytest.raises(UserError, match="cannot be measured"):

@@ -1,4 +1,4 @@
-"""What AWS Batch's compute environments may start is what a run there is planned with. Against moto."""
+"""A run on AWS Batch is planned with the machines of its compute environments. Uses moto."""
 
 from __future__ import annotations
 
@@ -25,39 +25,41 @@ LORA = Job(model=find("llama-8b"), method="lora", engine="torchtune")
 Queue = Callable[..., str]
 
 
-def _read(queue: str | None = None, **more: Any) -> Any:
-    return inventory.read(Destination(backend="batch", options=Options(queue=queue, **more)))
+def _read(queue: str | None = None, **overrides: Any) -> Any:
+    return inventory.read(Destination(backend="batch", options=Options(queue=queue, **overrides)))
 
 
 def _machines(cluster: Any) -> set[str]:
     return {nodes.instance.name for nodes in cluster.nodes}
 
 
-def test_families_and_types_of_a_queue_are_the_machines_within_its_vcpus(queue: Queue) -> None:
-    found = _read(queue(instanceTypes=["g6e", "p5.48xlarge", "optimal"], maxvCpus=400))
-    assert "p5.48xlarge" in _machines(found)
-    assert {name.partition(".")[0] for name in _machines(found)} == {"g6e", "p5"}
-    rooms = {nodes.instance.name: nodes.max_new_nodes for nodes in found.nodes}
+def test_instance_families_and_types_of_a_queue_become_machines_within_its_vcpu_limit(queue: Queue) -> None:
+    inventory_read = _read(queue(instanceTypes=["g6e", "p5.48xlarge", "optimal"], maxvCpus=400))
+    assert "p5.48xlarge" in _machines(inventory_read)
+    assert {name.partition(".")[0] for name in _machines(inventory_read)} == {"g6e", "p5"}
+    rooms = {nodes.instance.name: nodes.max_new_nodes for nodes in inventory_read.nodes}
     assert rooms["p5.48xlarge"] == 2  # of 192 vCPUs
     small = _read(queue("small", instanceTypes=["p5.48xlarge", "g6e.xlarge"], maxvCpus=96))
     assert _machines(small) == {"g6e.xlarge"}
 
 
-def test_a_plan_takes_no_machine_that_the_queue_lacks_and_no_more_than_it_may_start(queue: Queue) -> None:
+def test_a_plan_uses_only_machine_types_and_counts_that_the_queue_can_start(queue: Queue) -> None:
     cluster = _read(queue(instanceTypes=["g6e.12xlarge"], maxvCpus=96))
-    made = plan(LORA, Target(kind="batch"), Goals(cluster=cluster))
-    assert made.request.instance_type == "g6e.12xlarge"
-    assert made.request.nodes <= 2
-    assert made.request.cpu <= 48
-    assert any("compute environment gpus-environment may add 2 of g6e.12xlarge" in line for line in made.why)
+    spot_plan = plan(LORA, Target(kind="batch"), Goals(cluster=cluster))
+    assert spot_plan.request.instance_type == "g6e.12xlarge"
+    assert spot_plan.request.nodes <= 2
+    assert spot_plan.request.cpu <= 48
+    assert any(
+        "compute environment gpus-environment may add 2 of g6e.12xlarge" in line for line in spot_plan.why
+    )
 
 
-def test_spot_starts_one_node_at_its_price(queue: Queue) -> None:
+def test_a_spot_plan_has_one_node_at_the_spot_price(queue: Queue) -> None:
     (nodes,) = _read(queue(type="SPOT", instanceTypes=["p5.48xlarge"])).nodes
     assert (nodes.spot, nodes.max_new_nodes) == (True, 1)
 
 
-def test_spot_on_a_queue_without_it_names_the_queue_that_has_it(queue: Queue) -> None:
+def test_a_spot_request_on_an_on_demand_queue_names_the_spot_queue(queue: Queue) -> None:
     cluster = _read(queue("on-demand", instanceTypes=["g6e.12xlarge"]))
     assert cluster.spot_queues == ()
     queue("spot", type="SPOT", instanceTypes=["g6e.12xlarge"])
@@ -67,41 +69,43 @@ def test_spot_on_a_queue_without_it_names_the_queue_that_has_it(queue: Queue) ->
     assert refused.value.advice == "Use a queue with spot machines: --queue spot"
 
 
-def test_queues_by_gpu_give_their_own_gpus_only(queue: Queue) -> None:
+def test_a_queue_configured_for_a_gpu_provides_only_that_gpu(queue: Queue) -> None:
     queue("h100", instanceTypes=["p5.48xlarge", "g6e.xlarge"])
     queue("l40s", instanceTypes=["g6e.xlarge", "g5.xlarge"])
-    found = _read(queues=(("H100", "h100"), ("L40S", "l40s")))
-    assert _machines(found) == {"p5.48xlarge", "g6e.xlarge"}
-    assert found.where == "AWS Batch queues h100, l40s"
+    inventory_read = _read(queues=(("H100", "h100"), ("L40S", "l40s")))
+    assert _machines(inventory_read) == {"p5.48xlarge", "g6e.xlarge"}
+    assert inventory_read.where == "AWS Batch queues h100, l40s"
     assert _machines(_read("l40s", queues=(("H100", "h100"),))) == {"g6e.xlarge", "g5.xlarge"}
 
 
-def test_the_queue_of_the_step_goes_before_all_others(queue: Queue) -> None:
+def test_the_queue_of_the_step_takes_precedence_over_all_others(queue: Queue) -> None:
     queue("h100", instanceTypes=["p5.48xlarge"])
     queue("own", instanceTypes=["g6e.xlarge"])
-    given = {"queue": UserValue(value="own", by="--with batch:queue=")}
-    destination = Destination(backend="batch", options=Options(queues=(("H100", "h100"),)), user_values=given)
+    user_values = {"queue": UserValue(value="own", by="--with batch:queue=")}
+    destination = Destination(
+        backend="batch", options=Options(queues=(("H100", "h100"),)), user_values=user_values
+    )
     assert _machines(inventory.read(destination)) == {"g6e.xlarge"}
     named = Destination(backend="batch", configured={"queue": "h100"})
     assert _machines(inventory.read(named)) == {"p5.48xlarge"}
 
 
-def test_a_disabled_environment_is_left_aside_and_a_queue_that_is_not_there_is_named(queue: Queue) -> None:
-    found = _read(queue(environment="DISABLED"))
-    assert found.nodes == ()
-    assert found.skipped[0].names == ("gpus-environment",)
+def test_a_disabled_environment_is_ignored_and_a_missing_queue_is_named(queue: Queue) -> None:
+    inventory_read = _read(queue(environment="DISABLED"))
+    assert inventory_read.nodes == ()
+    assert inventory_read.skipped[0].names == ("gpus-environment",)
     with pytest.raises(UserError, match="There is no AWS Batch queue reserch in us-east-1"):
         _read("reserch")
 
 
-def test_without_a_queue_the_first_that_is_enabled_counts(queue: Queue) -> None:
+def test_the_first_enabled_queue_is_used_if_none_is_configured(queue: Queue) -> None:
     with pytest.raises(UserError, match="No AWS Batch queue is named, and the region has no enabled queue"):
         _read()
     queue("any", instanceTypes=["g6e.xlarge"])
     assert _read().context == "any"
 
 
-def test_run_with_batch_plans_with_the_queues_machines(
+def test_run_with_batch_plans_with_the_machines_of_the_queue(
     queue: Queue, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(artifacts, "stage", lambda _, model: (model, {}))
@@ -120,6 +124,6 @@ def test_run_with_batch_plans_with_the_queues_machines(
     capsys.readouterr()
     assert run("own", gpu="H100", from_catalogue=True).request.instance_type.startswith("p5")
     assert run("none", gpu="H100").request.instance_type.startswith("p5")
-    said = capsys.readouterr().err
-    assert "Planned with the catalogue's machines: --from-catalogue." in said
-    assert "Planned with the catalogue's machines: There is no AWS Batch queue none in us-east-1." in said
+    output = capsys.readouterr().err
+    assert "Planned with the catalogue's machines: --from-catalogue." in output
+    assert "Planned with the catalogue's machines: There is no AWS Batch queue none in us-east-1." in output

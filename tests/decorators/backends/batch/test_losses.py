@@ -1,4 +1,4 @@
-"""What Batch says of a job whose machine is gone, and of one that has failed by itself."""
+"""Lost machines and failures of a job as reported by AWS Batch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HOST = "Host EC2 (instance i-0abc) terminated."
 
 
 class _Nodes:
-    """DescribeJobs for the nodes of a job, one of which has lost its machine; 100 at a time, as AWS says."""
+    """DescribeJobs for the nodes of a job, one of which lost its machine; at most 100 per call, as on AWS."""
 
     def __init__(self, victim: int) -> None:
         self.victim = victim
@@ -39,6 +39,6 @@ def test_any_node_of_a_large_job_is_found(victim: int) -> None:
 
 
 @pytest.mark.parametrize("reason", ["Essential container in task exited", "Task failed to start", None])
-def test_other_reasons_are_no_disruption(reason: str | None) -> None:
+def test_other_reasons_do_not_count_as_a_disruption(reason: str | None) -> None:
     job = WaitedJob(backend="batch", kind="batch job", name="j", info={"statusReason": reason})
     assert lost(job, None) is None

@@ -1,4 +1,4 @@
-"""The preflight of AWS Batch against moto's Batch and EC2: what a queue lacks, in words."""
+"""The preflight of AWS Batch against Batch and EC2 of moto: missing capabilities of a queue are named."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _found(findings: Findings, check: str) -> list[str]:
     return [f"{row.state}: {row.detail}" for row in findings.rows if row.check == check]
 
 
-def test_a_queue_that_can_run_it_is_not_refused(queue: Callable[..., str]) -> None:
+def test_a_queue_that_can_run_the_job_is_accepted(queue: Callable[..., str]) -> None:
     findings = _look(queue())
     assert findings.impossible == []
     assert _found(findings, "queue") == ["ok: ENABLED, VALID"]
@@ -52,7 +52,7 @@ def test_an_unknown_queue_is_refused_with_the_existing_ones(queue: Callable[...,
     assert caught.value.advice == "--queue research"
 
 
-def test_without_a_name_the_queue_that_metaflow_would_take_is_named(queue: Callable[..., str]) -> None:
+def test_the_queue_that_metaflow_selects_by_default_is_named(queue: Callable[..., str]) -> None:
     assert _found(_look(None), "queue")[0].startswith(
         "no: none is named, and the region has no enabled queue"
     )
@@ -71,17 +71,17 @@ def test_a_disabled_queue_gets_the_command_that_enables_it(queue: Callable[..., 
     [
         ({"instanceTypes": ["p4d.24xlarge"]}, "p4d.24xlarge: no type has 8x H100 SXM, 8 vCPUs, 500.0 GiB"),
         ({"instanceTypes": ["p5.4xlarge"]}, "p5.4xlarge: no type has 8x H100 SXM"),
-        ({"maxvCpus": 512}, "maxvCpus is 512, 4 node(s) need 768"),
+        ({"maxvCpus": 512}, "maxvCpus is 512, 4 nodes need 768"),
         ({"type": "SPOT"}, "SPOT runs no jobs of several nodes"),
         ({"instanceTypes": ["optimal", "m5.large"]}, "optimal, m5.large: no type has 8x H100 SXM"),
     ],
 )
-def test_an_unfit_compute_environment_names_what_it_lacks(
+def test_an_unsuitable_compute_environment_is_refused_with_the_missing_capability(
     queue: Callable[..., str], resources: dict[str, Any], why: str
 ) -> None:
     findings = _look(queue(**resources))
     [last] = [row.detail for row in findings.impossible]
-    assert last.startswith("none can run 4 node(s) of 8x H100 SXM")
+    assert last.startswith("none can run 4 nodes of 8x H100 SXM")
     assert why in last
 
 
@@ -98,7 +98,7 @@ def test_a_spot_run_needs_a_compute_environment_of_spot_machines(queue: Callable
 @pytest.mark.parametrize(
     ("kind", "untold"), [("p9.96xlarge", True), ("m5.large", False), ("p5.48xlarge", False)]
 )
-def test_only_gpu_machines_missing_in_the_table_count_as_possible(kind: str, untold: bool) -> None:
+def test_only_unlisted_gpu_machine_types_may_be_sufficient(kind: str, untold: bool) -> None:
     assert preflight._allows_unlisted({"instanceTypes": [kind]}, FOUR) == untold
 
 
@@ -111,30 +111,30 @@ def test_a_region_without_the_machine_is_refused(
 
 
 def _answering(service: str, method: str, answer: Any, **error: str) -> Callable[[], Callable[[str], Any]]:
-    """The clients, one method of which gives this answer or error; botocore checks its shape."""
+    """Return clients with this response or error for one method; botocore validates its shape."""
 
     def clients() -> Callable[[str], Any]:
         def client(name: str) -> Any:
-            made = boto3.client(name)
+            stubbed = boto3.client(name)
             if name == service:
-                stub = Stubber(made)
+                stub = Stubber(stubbed)
                 if error:
                     stub.add_client_error(method, service_error_code=error["code"], service_message="no")
                 else:
                     stub.add_response(method, answer)
                 stub.activate()
-            return made
+            return stubbed
 
         return client
 
     return clients
 
 
-@pytest.mark.parametrize(("most", "state"), [(96.0, "no"), (768.0, "ok")])
-def test_the_accounts_limit_on_vcpus_counts(
-    queue: Callable[..., str], monkeypatch: pytest.MonkeyPatch, most: float, state: str
+@pytest.mark.parametrize(("vcpu_limit", "state"), [(96.0, "no"), (768.0, "ok")])
+def test_the_vcpu_limit_of_the_account_is_checked(
+    queue: Callable[..., str], monkeypatch: pytest.MonkeyPatch, vcpu_limit: float, state: str
 ) -> None:
-    answer = {"Quota": {"Value": most, "QuotaCode": "L-417A185B"}}
+    answer = {"Quota": {"Value": vcpu_limit, "QuotaCode": "L-417A185B"}}
     monkeypatch.setattr(aws, "clients", _answering("service-quotas", "get_service_quota", answer))
     findings = _look(queue())
     assert findings.state("quota") == state
@@ -142,23 +142,25 @@ def test_the_accounts_limit_on_vcpus_counts(
         assert "--quota-code L-417A185B --desired-value 768" in findings.impossible[0].fix
 
 
-@pytest.mark.parametrize(("own", "code"), [(True, "L-C4BD4855"), (False, "L-7212CCBC")])
-def test_p5_on_spot_has_a_limit_of_its_own_in_some_accounts(
-    queue: Callable[..., str], monkeypatch: pytest.MonkeyPatch, own: bool, code: str
+@pytest.mark.parametrize(("p5_limit", "code"), [(True, "L-C4BD4855"), (False, "L-7212CCBC")])
+def test_the_separate_spot_limit_of_p5_machines_is_checked(
+    queue: Callable[..., str], monkeypatch: pytest.MonkeyPatch, p5_limit: bool, code: str
 ) -> None:
     def client(service: str) -> Any:
-        made = boto3.client(service)
+        stubbed = boto3.client(service)
         if service == "service-quotas":
-            stub, asked = Stubber(made), {"ServiceCode": "ec2", "QuotaCode": "L-C4BD4855"}
-            if not own:
-                stub.add_client_error("get_service_quota", "NoSuchResourceException", expected_params=asked)
+            stub, quota_request = Stubber(stubbed), {"ServiceCode": "ec2", "QuotaCode": "L-C4BD4855"}
+            if not p5_limit:
+                stub.add_client_error(
+                    "get_service_quota", "NoSuchResourceException", expected_params=quota_request
+                )
             stub.add_response(
                 "get_service_quota",
                 {"Quota": {"Value": 96.0, "QuotaCode": code}},
                 {"ServiceCode": "ec2", "QuotaCode": code},
             )
             stub.activate()
-        return made
+        return stubbed
 
     monkeypatch.setattr(aws, "clients", lambda: client)
     findings = _look(queue(type="SPOT"), dataclasses.replace(FOUR, nodes=1))
@@ -166,7 +168,7 @@ def test_p5_on_spot_has_a_limit_of_its_own_in_some_accounts(
     assert f"--quota-code {code} --desired-value 192" in findings.impossible[0].fix
 
 
-def test_a_limit_that_may_not_be_asked_for_is_unknown(
+def test_a_limit_without_permission_to_read_it_is_unknown(
     queue: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     denied = _answering("service-quotas", "get_service_quota", None, code="AccessDeniedException")
@@ -177,19 +179,23 @@ def test_a_limit_that_may_not_be_asked_for_is_unknown(
 
 
 @pytest.mark.parametrize(
-    ("code", "words"),
+    ("code", "expected"),
     [
         ("ExpiredTokenException", "The AWS credentials have expired."),
         ("UnrecognizedClientException", "AWS does not accept the credentials"),
     ],
 )
-def test_bad_credentials_are_one_clear_line(monkeypatch: pytest.MonkeyPatch, code: str, words: str) -> None:
+def test_invalid_credentials_are_reported_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, code: str, expected: str
+) -> None:
     monkeypatch.setattr(aws, "clients", _answering("batch", "describe_job_queues", None, code=code))
-    with pytest.raises(UserError, match=words):
+    with pytest.raises(UserError, match=expected):
         _look("gpus")
 
 
-def test_no_region_and_an_unreachable_service_are_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_region_and_an_unreachable_service_are_reported_in_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL_BATCH", "http://127.0.0.1:9")
     with pytest.raises(UserError, match="AWS Batch cannot be reached"):
         _look("gpus")

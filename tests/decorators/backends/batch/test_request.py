@@ -1,4 +1,4 @@
-"""Every value that @batch, @resources and the environment get of a plan."""
+"""Values of @batch, @resources and the environment for a plan."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def _values(request: Request, **fields: Any) -> StepValues:
 
 
 @pytest.mark.parametrize(("model", "method", "gpu", "nodes"), CASES)
-def test_every_field_of_a_plan_is_asked_for(model: str, method: str, gpu: str, nodes: int) -> None:
-    made = planned(model, method, gpu, nodes, kind="batch")
-    request = made.request
-    asked = _values(request, options=Options(queues=((gpu, f"queue-of-{gpu}"),)))
+def test_every_field_of_a_plan_is_requested(model: str, method: str, gpu: str, nodes: int) -> None:
+    planned_run = planned(model, method, gpu, nodes, kind="batch")
+    request = planned_run.request
+    values = _values(request, options=Options(queues=((gpu, f"queue-of-{gpu}"),)))
     machine = hardware.instance(request.instance_type or "")
-    assert asked.resources == {
+    assert values.resources == {
         "cpu": request.cpu,
         "memory": request.memory_mib,
         "disk": request.disk_mib,
@@ -37,22 +37,22 @@ def test_every_field_of_a_plan_is_asked_for(model: str, method: str, gpu: str, n
         "gpu": request.gpus_per_node,
     }
     # ECS offers less than a machine's memory; a request of all of it is never placed
-    assert made.prediction.memory.host_bytes <= request.memory_mib * 2**20 < 0.925 * machine.ram_bytes
+    assert planned_run.prediction.memory.host_bytes <= request.memory_mib * 2**20 < 0.925 * machine.ram_bytes
     interfaces = EFA.get(machine.name, 0) if nodes > 1 else 0
     expected = {"queue": f"queue-of-{gpu}", **({"efa": interfaces} if interfaces else {})}
-    assert asked.compute == expected
-    assert asked.environment == {**(EFA_VARIABLES if interfaces else {}), **(NETWORK if nodes > 1 else {})}
+    assert values.compute == expected
+    assert values.environment == {**(EFA_VARIABLES if interfaces else {}), **(NETWORK if nodes > 1 else {})}
 
 
-def test_a_users_queue_and_efa_stand() -> None:
-    given = {
+def test_the_queue_and_efa_settings_of_the_user_are_kept() -> None:
+    user_values = {
         name: UserValue(value=value, by="--with batch:") for name, value in (("queue", "mine"), ("efa", 1))
     }
     request = planned("llama-70b", "full", "H100", 4, kind="batch").request
-    asked = _values(request, user_values=given, options=Options(queues=(("H100", "other"),)))
-    assert (asked.compute, asked.environment) == ({}, NETWORK)
+    values = _values(request, user_values=user_values, options=Options(queues=(("H100", "other"),)))
+    assert (values.compute, values.environment) == ({}, NETWORK)
 
 
-def test_without_a_mapping_the_configured_queue_is_left_alone() -> None:
+def test_the_configured_queue_is_unchanged_without_a_queue_mapping() -> None:
     request = planned("llama-8b", "lora", "L40S", 1, kind="batch").request
     assert _values(request, options=Options(queues=(("H100", "other"),))).compute == {}

@@ -1,4 +1,4 @@
-"""Why a Batch job has not started: its own reason first, else what is wrong with its queue."""
+"""Reasons why a Batch job has not started: its own reason first, then faults of its queue."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def _job(client: Any, **info: str) -> WaitedJob:
 
 
 @pytest.mark.parametrize("status", ["RUNNING", "SUCCEEDED", "FAILED"])
-def test_a_job_that_runs_or_has_ended_waits_no_more(client: Any, status: str) -> None:
+def test_a_running_or_finished_job_is_not_waiting(client: Any, status: str) -> None:
     assert not waiting.wait_state(_job(client, status=status)).pending
 
 
-def test_batchs_reason_is_shown_and_a_misconfiguration_is_permanent(client: Any) -> None:
+def test_the_reason_given_by_batch_is_shown_and_a_misconfiguration_is_permanent(client: Any) -> None:
     text = "MISCONFIGURATION:JOB_RESOURCE_REQUIREMENT - no instance type fits"
     state = waiting.wait_state(_job(client, status="RUNNABLE", statusReason=text))
     assert state.reason == f"RUNNABLE: {text}"
@@ -40,15 +40,15 @@ def test_batchs_reason_is_shown_and_a_misconfiguration_is_permanent(client: Any)
 
 
 @pytest.mark.parametrize(
-    ("state", "status", "words"),
+    ("state", "status", "expected"),
     [
         ("ENABLED", "INVALID", "gpus is ENABLED, INVALID: no such role"),
         ("DISABLED", "VALID", "gpus is DISABLED"),
         ("ENABLED", "VALID", "no free machine that is large enough"),
     ],
 )
-def test_without_a_reason_the_queues_environments_are_queried(
-    client: Any, state: str, status: str, words: str
+def test_compute_environments_are_queried_if_the_job_has_no_reason(
+    client: Any, state: str, status: str, expected: str
 ) -> None:
     queue = {
         "jobQueueName": "q",
@@ -72,9 +72,9 @@ def test_without_a_reason_the_queues_environments_are_queried(
             {"computeEnvironments": [environment]},
             {"computeEnvironments": [ARN]},
         )
-        found = waiting.wait_state(_job(client, status="RUNNABLE"))
-    assert found.pending
-    assert words in found.reason
+        wait = waiting.wait_state(_job(client, status="RUNNABLE"))
+    assert wait.pending
+    assert expected in wait.reason
 
 
 def test_a_queue_that_cannot_be_read_gives_no_reason(client: Any) -> None:
@@ -83,7 +83,7 @@ def test_a_queue_that_cannot_be_read_gives_no_reason(client: Any) -> None:
         assert waiting.wait_state(_job(client, status="RUNNABLE")).reason == ""
 
 
-def test_the_end_terminates_the_job(client: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_abandoned_job_is_terminated(client: Any, capsys: pytest.CaptureFixture[str]) -> None:
     with Stubber(client) as stub:
         reason = "the process that waited for it has given up"
         stub.add_response("terminate_job", {}, {"jobId": "id-1", "reason": reason})

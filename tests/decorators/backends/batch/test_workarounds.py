@@ -1,4 +1,4 @@
-"""What Metaflow gets wrong with several nodes of AWS Batch is refused at the launch or put right."""
+"""Faults of Metaflow with several nodes on AWS Batch are refused at launch or corrected."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ COMMAND = (
 
 
 class Recorder:
-    """Stands where boto3's client would be: what Metaflow submits goes through the guard, as in a run."""
+    """A replacement for the boto3 client: submissions of Metaflow pass through the guard, as in a run."""
 
     submitted: dict[str, Any]
 
@@ -41,7 +41,7 @@ class Recorder:
 
 
 def submitted(task: str, *, guarded: bool, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
-    """The two commands that Metaflow's own client makes of a step's for two nodes."""
+    """Return the two commands that the Metaflow client submits for a step on two nodes."""
     if not guarded:
         monkeypatch.setattr(workarounds, "correct", lambda params: params)
     monkeypatch.setattr(RunningJob, "update", lambda job: job)  # looks in a busy loop, once a second
@@ -51,31 +51,33 @@ def submitted(task: str, *, guarded: bool, monkeypatch: pytest.MonkeyPatch) -> t
     job.command(["bash", "-c", COMMAND.format(task=task)])
     job.num_parallel = 2
     job.execute()
-    main, others = client.submitted["nodeOverrides"]["nodePropertyOverrides"]
-    return main["containerOverrides"]["command"][-1], others["containerOverrides"]["command"][-1]
+    main, node_commands = client.submitted["nodeOverrides"]["nodePropertyOverrides"]
+    return main["containerOverrides"]["command"][-1], node_commands["containerOverrides"]["command"][-1]
 
 
 @pytest.mark.parametrize("task", ["517006", "control-517006-0"])
-def test_a_long_ids_command_is_metaflows_own_in_effect(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_with_a_long_task_id_is_equivalent_to_that_of_metaflow(
+    task: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     main, guarded = submitted(task, guarded=True, monkeypatch=monkeypatch)
-    own_main, own = submitted(task, guarded=False, monkeypatch=monkeypatch)
+    own_main, metaflow_command = submitted(task, guarded=False, monkeypatch=monkeypatch)
     assert main == own_main == COMMAND.format(task=task).replace("[multinode-args]", "--split-index 0")
-    assert guarded == own
+    assert guarded == metaflow_command
 
 
 @pytest.mark.parametrize("task", ["12", "1"])
-def test_a_short_id_is_replaced_where_it_is_the_task_and_nowhere_else(
+def test_a_short_task_id_is_replaced_only_where_it_names_the_task(
     task: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, guarded = submitted(task, guarded=True, monkeypatch=monkeypatch)
     _, long = submitted("517006", guarded=True, monkeypatch=monkeypatch)
     assert guarded == long.replace("517006", task)
     assert guarded.count(f"{task}-node-$AWS_BATCH_JOB_NODE_INDEX") == 2
-    _, own = submitted(task, guarded=False, monkeypatch=monkeypatch)
-    assert own != guarded, "Metaflow does it right by now: the guard can go"
+    _, metaflow_command = submitted(task, guarded=False, monkeypatch=monkeypatch)
+    assert metaflow_command != guarded, "Metaflow does it right by now: the guard can go"
 
 
-def test_a_job_of_one_node_and_a_command_of_another_kind_are_left_alone() -> None:
+def test_single_node_jobs_and_other_commands_are_unchanged() -> None:
     one = {"containerOverrides": {"command": ["bash", "-c", "x"]}, "parameters": {"metaflow.task_id": "1"}}
     assert workarounds.correct(dict(one)) == one
     assert workarounds.others_command("python step --task-id 1", "1") is None
@@ -95,13 +97,13 @@ def test_local_metadata_is_refused_for_several_nodes_of_batch_only(
 ) -> None:
     monkeypatch.setattr(_metaflow, "metadata_kind", lambda: metadata)
     request = replace(planned("llama-8b", "lora", "L40S", 1).request, nodes=nodes)
-    asked = StepRequest(backend=backend, request=request, options=Options(preflight=False))
+    step_request = StepRequest(backend=backend, request=request, options=Options(preflight=False))
     if not refused:
-        assert BACKENDS[backend].preflight(asked) == ClusterFacts()
+        assert BACKENDS[backend].preflight(step_request) == ClusterFacts()
         return
     for check in (BACKENDS[backend].preflight, BACKENDS[backend].offered):
         with pytest.raises(UserError, match="metadata service") as caught:
-            check(asked)
+            check(step_request)
         assert "METAFLOW_SERVICE_URL" in caught.value.advice
 
 
@@ -119,10 +121,12 @@ def answer(code: str, message: str) -> ClientError:
         (EndpointConnectionError(endpoint_url="http://b"), "cannot be reached", "AWS_DEFAULT_REGION"),
     ],
 )
-def test_a_refusal_of_aws_is_two_lines_with_advice(error: Exception, problem: str, advice: str) -> None:
-    found = errors.explain(error, "")
-    assert problem in found.problem
-    assert advice in found.advice
-    assert "\n" not in found.problem + found.advice
-    left = errors.explain(error, "job-1")
-    assert re.search(r"aws batch terminate-job --job-id job-1", left.advice)
+def test_an_error_of_aws_is_reported_in_two_lines_with_advice(
+    error: Exception, problem: str, advice: str
+) -> None:
+    explanation = errors.explain(error, "")
+    assert problem in explanation.problem
+    assert advice in explanation.advice
+    assert "\n" not in explanation.problem + explanation.advice
+    final_explanation = errors.explain(error, "job-1")
+    assert re.search(r"aws batch terminate-job --job-id job-1", final_explanation.advice)

@@ -1,4 +1,4 @@
-"""A real API server that the checks before a run are asked of."""
+"""A real API server for the preflight checks."""
 
 from __future__ import annotations
 
@@ -31,10 +31,12 @@ def namespace(control_plane: ControlPlane, request: pytest.FixtureRequest) -> st
 
 
 @pytest.fixture
-def ask(control_plane: ControlPlane, namespace: str, monkeypatch: pytest.MonkeyPatch) -> Asker:
-    """The preflight of one user: ``ask(user=, request=, options=, **step)``."""
+def run_preflight(control_plane: ControlPlane, namespace: str, monkeypatch: pytest.MonkeyPatch) -> Asker:
+    """The preflight of one user: ``run_preflight(user=, asks=, options=, **step)``."""
 
-    def asked(user: str = "admin", asks: Request = TWO, options: Options | None = None, **step: Any) -> Any:
+    def run_preflight(
+        user: str = "admin", asks: Request = TWO, options: Options | None = None, **step: Any
+    ) -> Any:
         monkeypatch.setenv("KUBECONFIG", str(control_plane.kubeconfig(user)))
         options = options or Options()
         return inspect(
@@ -49,22 +51,22 @@ def ask(control_plane: ControlPlane, namespace: str, monkeypatch: pytest.MonkeyP
             clock=Clock(overall_s=90),  # a machine that is busy with other tests
         )
 
-    return asked
+    return run_preflight
 
 
 @pytest.fixture
 def nodes(control_plane: ControlPlane) -> Iterator[Callable[..., None]]:
-    """Adds nodes, and takes them away after the test."""
-    made: list[str] = []
+    """Add nodes for the duration of the test."""
+    environment_created: list[str] = []
 
-    def add(*names: str, **more: Any) -> None:
+    def add(*names: str, **overrides: Any) -> None:
         for name in names:
-            body = {"apiVersion": "v1", "kind": "Node", **node_object(name, **more)}
+            body = {"apiVersion": "v1", "kind": "Node", **node_object(name, **overrides)}
             control_plane.api().create("/api/v1/nodes", body)
-            made.append(name)
+            environment_created.append(name)
 
     yield add
-    for name in made:
+    for name in environment_created:
         control_plane.api().delete(f"/api/v1/nodes/{name}")
 
 

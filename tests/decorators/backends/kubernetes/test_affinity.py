@@ -1,4 +1,4 @@
-"""Nodes apart from each other, and near."""
+"""Affinity of pods: separate nodes close to each other."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import kubernetes_validate
 from decorators.backends.kubernetes.affinity import affinity_of
 
 
-def test_pods_of_one_jobset_want_nodes_of_their_own_that_are_near_and_demand_nothing() -> None:
+def test_pods_of_one_jobset_prefer_separate_nearby_nodes_without_requiring_them() -> None:
     affinity = affinity_of("t-1")
     pod = {"affinity": affinity, "containers": [{"name": "c", "image": "i"}]}
     manifest = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, "spec": pod}

@@ -1,4 +1,4 @@
-"""What Kubernetes refuses is said in two lines, with what to do, and never as a traceback."""
+"""Errors of Kubernetes are reported in two lines with advice, never as a traceback."""
 
 from __future__ import annotations
 
@@ -34,40 +34,40 @@ def answer(status: int, message: str) -> ApiException:
         (422, "spec.hostname: Invalid value", "Invalid value", "kubectl get events"),
     ],
 )
-def test_a_refusal_has_the_servers_message_and_advice(
+def test_a_refusal_has_the_message_of_the_server_and_advice(
     status: int, message: str, problem: str, advice: str
 ) -> None:
-    found = errors.explain(answer(status, message), "")
-    assert problem in found.problem
-    assert advice in found.advice
-    assert "\n" not in found.problem + found.advice
+    explanation = errors.explain(answer(status, message), "")
+    assert problem in explanation.problem
+    assert advice in explanation.advice
+    assert "\n" not in explanation.problem + explanation.advice
 
 
-def test_the_answer_inside_of_metaflows_own_exception_is_found() -> None:
+def test_an_api_error_wrapped_in_a_metaflow_exception_is_found() -> None:
     try:
         try:
             raise answer(403, FORBIDDEN)
         except ApiException:
             raise KubernetesJobException("Unable to launch Kubernetes job.")  # noqa: B904 - as Metaflow does
     except KubernetesJobException as error:
-        found = errors.explain(error, "")
-    assert "cannot create resource" in found.problem
+        explanation = errors.explain(error, "")
+    assert "cannot create resource" in explanation.problem
 
 
 def test_an_unreachable_server_is_distinguished_from_a_refusal() -> None:
     broken = NewConnectionError(None, "Failed to establish a new connection: [Errno 111] Connection refused")  # type: ignore[arg-type]
-    found = errors.explain(MaxRetryError(None, "/apis", broken), "")  # type: ignore[arg-type]
-    assert found.problem.startswith("The Kubernetes API cannot be reached")
-    assert "Connection refused" in found.problem
+    explanation = errors.explain(MaxRetryError(None, "/apis", broken), "")  # type: ignore[arg-type]
+    assert explanation.problem.startswith("The Kubernetes API cannot be reached")
+    assert "Connection refused" in explanation.problem
 
 
 def test_a_job_left_running_is_named_with_the_command_that_deletes_it() -> None:
-    found = errors.explain(answer(401, "Unauthorized"), "jobset js-1 in namespace finetune")
-    assert "kubectl delete jobset js-1 -n finetune" in found.advice
+    explanation = errors.explain(answer(401, "Unauthorized"), "jobset js-1 in namespace finetune")
+    assert "kubectl delete jobset js-1 -n finetune" in explanation.advice
 
 
 class Pods:
-    """An API that has these pods, in the place of ClusterApi."""
+    """A replacement for ClusterApi that returns these pods."""
 
     def __init__(self, *pods: dict[str, Any]) -> None:
         self.pods = pods
@@ -90,7 +90,7 @@ def pod(name: str, **status: Any) -> dict[str, Any]:
     return {"metadata": {"name": name}, "spec": {"nodeName": "node-a"}, "status": status}
 
 
-def test_each_pod_that_has_failed_says_where_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_failed_pod_is_described_with_its_node_and_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     evicted = pod("w-0", phase="Failed", reason="Evicted", message="The node was low on resource: memory.")
     log = "ModuleNotFoundError: No module named 'torch'\n[save_logs] upload_success\n"
     state = {"terminated": {"reason": "Error", "exitCode": 1, "message": log}}

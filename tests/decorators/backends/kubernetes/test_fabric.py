@@ -1,4 +1,4 @@
-"""Which fabric pods use, by what nodes offer, and all that they carry for it; other steps carry nothing."""
+"""The fabric of pods by what nodes offer, and the fields that it adds to pods."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ A3_ULTRA = ClusterFacts(
 
 
 def pod_of(facts: ClusterFacts, request: Request = TWO, *, on_fabric: bool = True, **options: Any) -> Any:
-    """(extended resources, variables of the container, pod template with the patches) of a step's pods."""
+    """Return (extended resources, container variables, patched pod template) of the pods of a step."""
     values = values_for(
         StepRequest(
             backend="kubernetes",
@@ -91,45 +91,45 @@ def pod_of(facts: ClusterFacts, request: Request = TWO, *, on_fabric: bool = Tru
         (ClusterFacts(efa=0, devices=(GPUS, ("nvidia.com/sriov_rdma", 8))), None, {}),
     ],
 )
-def test_auto_takes_what_the_nodes_offer(
+def test_the_automatic_fabric_is_the_one_that_the_nodes_offer(
     facts: ClusterFacts, name: str | None, resources: dict[str, str]
 ) -> None:
     used = fabric_of(TWO, Options(), facts)
     assert (used.name if used else None) == name
-    found, variables, _ = pod_of(facts)
-    assert {key: value for key, value in found.items() if not key.startswith("hugepages")} == resources
+    fabric, variables, _ = pod_of(facts)
+    assert {key: value for key, value in fabric.items() if not key.startswith("hugepages")} == resources
     assert ("FI_PROVIDER" in variables) == (name == "efa")
     if used is not None and name != "efa":
         assert pod_of(facts, fabric=name) == pod_of(facts), "asked for by its name it is the same"
 
 
-def test_each_rail_has_its_network() -> None:
+def test_each_rail_gets_its_own_network() -> None:
     networks = pod_of(RAILS)[2]["metadata"]["annotations"][MULTUS]
     assert networks == ",".join(f"rail-{number}" for number in range(8))
 
 
-def test_a_network_s_devices_that_nothing_uses_are_named() -> None:
-    others = (GPUS, ("nvidia.com/mig-1g.10gb", 7), ("hugepages-2Mi/x", 1), ("squat.ai/fuse", 5))
-    alone = ClusterFacts(devices=(*others, ("nvidia.com/resibp0", 1), ("nvidia.com/sriov-rdma-vf", 8)))
+def test_unused_network_devices_are_named() -> None:
+    other_devices = (GPUS, ("nvidia.com/mig-1g.10gb", 7), ("hugepages-2Mi/x", 1), ("squat.ai/fuse", 5))
+    alone = ClusterFacts(devices=(*other_devices, ("nvidia.com/resibp0", 1), ("nvidia.com/sriov-rdma-vf", 8)))
     assert fabric_of(TWO, Options(), alone) is None
     assert unused_devices(alone) == ("nvidia.com/resibp0", "nvidia.com/sriov-rdma-vf")
     assert "nvidia.com/sriov-rdma-vf" in describe_unused(unused_devices(alone))[0]
-    assert unused_devices(ClusterFacts(devices=others)) == ()
+    assert unused_devices(ClusterFacts(devices=other_devices)) == ()
 
 
 @pytest.mark.parametrize("facts", [INFINIBAND, ROCE, AKS])
-def test_verbs_pin_memory_and_are_an_error_where_they_cannot_be_used(facts: ClusterFacts) -> None:
+def test_a_verbs_fabric_pins_memory_and_fails_if_it_is_unusable(facts: ClusterFacts) -> None:
     _, variables, template = pod_of(facts)
     assert template["spec"]["containers"][0]["securityContext"]["capabilities"] == {"add": ["IPC_LOCK"]}
     assert variables["NCCL_NET"] == "IB"
 
 
-def test_a_network_of_multus_comes_once_for_each_device() -> None:
+def test_a_multus_network_is_attached_once_per_device() -> None:
     assert pod_of(ROCE)[2]["metadata"]["annotations"] == {MULTUS: ",".join(["rail"] * 8)}
     assert "annotations" not in pod_of(INFINIBAND)[2]["metadata"]
 
 
-def test_networks_of_gke_become_interfaces_and_tcpx_has_its_sidecar() -> None:
+def test_gke_networks_become_interfaces_and_tcpx_adds_its_sidecar() -> None:
     _, variables, template = pod_of(A3_HIGH)
     interfaces = json.loads(template["metadata"]["annotations"][GKE_INTERFACES])
     names = [each["interfaceName"] for each in interfaces]
@@ -148,7 +148,7 @@ def test_networks_of_gke_become_interfaces_and_tcpx_has_its_sidecar() -> None:
 
 
 @pytest.mark.parametrize("facts", [EFA, INFINIBAND, ROCE, A3_HIGH])
-def test_other_steps_and_one_node_and_none_carry_nothing(facts: ClusterFacts) -> None:
+def test_steps_without_a_fabric_or_with_one_node_add_nothing_to_the_pod(facts: ClusterFacts) -> None:
     one = planned("llama-8b", "lora", "H100", 1).request
     nothing = ({}, {}, {"metadata": {"name": "p"}, "spec": {"containers": [{"name": "main", "image": "i"}]}})
     assert pod_of(facts, one, on_fabric=False) == nothing
@@ -163,8 +163,8 @@ def test_a_fabric_that_the_nodes_do_not_offer_is_refused() -> None:
     assert "vpc.amazonaws.com/efa" in str(refused.value)
 
 
-def test_the_users_own_patch_comes_last() -> None:
-    own = {
+def test_the_pod_patch_of_the_user_is_applied_last() -> None:
+    user_patch = {
         "metadata": {"annotations": {"team": "a"}},
         "spec": {
             "hostNetwork": True,
@@ -172,7 +172,7 @@ def test_the_users_own_patch_comes_last() -> None:
             "containers": [{"name": "main", "env": [{"name": "NCCL_NET", "value": "Socket"}]}],
         },
     }
-    _, variables, template = pod_of(ROCE, pod_template=own)
+    _, variables, template = pod_of(ROCE, pod_template=user_patch)
     assert variables["NCCL_NET"] == "Socket"
     assert set(template["metadata"]["annotations"]) == {MULTUS, "team"}
     assert template["spec"]["hostNetwork"] is True
@@ -180,8 +180,8 @@ def test_the_users_own_patch_comes_last() -> None:
     assert "preStop" in template["spec"]["containers"][0]["lifecycle"]
 
 
-def test_rows_have_sources_and_shared_resources_are_last() -> None:
-    """A pattern that takes all would hide what comes after it."""
+def test_fabric_rows_have_sources_and_patterns_for_shared_resources_come_last() -> None:
+    """A pattern that matches everything would hide later rows."""
     rows = tables.pod_fabrics()
     assert all(row.source for row in rows)
     assert {row.fabric for row in rows} == {"efa", "roce", "tcpx", "tcpxo", "infiniband"}

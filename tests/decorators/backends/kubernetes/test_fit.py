@@ -1,4 +1,4 @@
-"""Which of a cluster's nodes could take a request, and in words why others could not."""
+"""Selection of nodes that can run a request, and the reasons why others cannot."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def _fit(*nodes: Any, rules: PodRules | None = None, **changes: Any) -> Fit:
 
 
 def test_the_planned_machine_is_found_by_its_type() -> None:
-    found = _fit(node("a"), node("b"))
-    assert found.names == ("a", "b")
-    assert found.facts.labels == ((INSTANCE_TYPE, "p5.48xlarge"),)
-    assert (found.facts.zone, found.facts.efa) == ("us-east-1a", 32)
+    fit_result = _fit(node("a"), node("b"))
+    assert fit_result.names == ("a", "b")
+    assert fit_result.facts.labels == ((INSTANCE_TYPE, "p5.48xlarge"),)
+    assert (fit_result.facts.zone, fit_result.facts.efa) == ("us-east-1a", 32)
 
 
 SCHEMES = {
@@ -47,21 +47,21 @@ SCHEMES = {
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_another_machine_with_the_gpu_is_found_by_the_clusters_own_labels(scheme: str) -> None:
     labels = {"node.kubernetes.io/instance-type": None, "nvidia.com/gpu.product": None, **SCHEMES[scheme]}
-    found = _fit(node("a", labels=labels), node("b", labels=labels))
-    assert found.names == ("a", "b")
-    assert dict(found.facts.labels or ()) == SCHEMES[scheme]
+    fit_result = _fit(node("a", labels=labels), node("b", labels=labels))
+    assert fit_result.names == ("a", "b")
+    assert dict(fit_result.facts.labels or ()) == SCHEMES[scheme]
 
 
-def test_only_one_label_makes_the_selector_so_that_all_found_nodes_have_it() -> None:
+def test_the_node_selector_uses_one_label_that_all_selected_nodes_have() -> None:
     bare = {"node.kubernetes.io/instance-type": None}
     other = {**bare, "nvidia.com/gpu.product": None, **SCHEMES["gke"]}
-    found = _fit(node("a", labels=bare), node("b", labels=bare), node("c", labels=other))
-    assert found.names == ("a", "b")
-    assert dict(found.facts.labels or ()) == SCHEMES["gfd"]
+    fit_result = _fit(node("a", labels=bare), node("b", labels=bare), node("c", labels=other))
+    assert fit_result.names == ("a", "b")
+    assert dict(fit_result.facts.labels or ()) == SCHEMES["gfd"]
 
 
 @pytest.mark.parametrize(
-    ("why", "more"),
+    ("why", "labels"),
     [
         ("not Ready", {"ready": False}),
         ("cordoned", {"unschedulable": True}),
@@ -77,47 +77,47 @@ def test_only_one_label_makes_the_selector_so_that_all_found_nodes_have_it() -> 
         ),
     ],
 )
-def test_a_node_that_can_not_take_it_says_why(why: str, more: dict[str, Any]) -> None:
-    found = _fit(node("a", **more))
-    assert found.names == ()
-    assert why in found.rejections[0][0]
+def test_an_unsuitable_node_is_rejected_with_the_reason(why: str, labels: dict[str, Any]) -> None:
+    fit_result = _fit(node("a", **labels))
+    assert fit_result.names == ()
+    assert why in fit_result.rejections[0][0]
 
 
-def test_room_is_what_the_smallest_node_leaves_beside_daemon_pods() -> None:
-    found = _fit(node("a"), node("b", resources={"memory": "1000Gi"}))
-    assert found.facts.room.memory_bytes == 1000 * GIB - int(0.4 * GIB)
-    assert found.facts.room.cpu == pytest.approx(191.05)
+def test_available_resources_are_those_of_the_smallest_node_without_daemon_pods() -> None:
+    fit_result = _fit(node("a"), node("b", resources={"memory": "1000Gi"}))
+    assert fit_result.facts.room.memory_bytes == 1000 * GIB - int(0.4 * GIB)
+    assert fit_result.facts.room.cpu == pytest.approx(191.05)
 
 
-def test_daemon_pods_that_were_asked_go_before_the_table() -> None:
+def test_measured_daemon_pods_take_precedence_over_the_table() -> None:
     daemons = PodResources(cpu=3.5, memory_bytes=6 * GIB)
-    found = fit([node("a")], _request(nodes=1), PodRules(), LEAST, daemons=daemons)
-    assert found.facts.room == PodResources(cpu=191.45 - 3.5, memory_bytes=1950 * GIB - 6 * GIB)
-    most = PodResources(cpu=190, memory_bytes=0)
-    assert fit([node("a")], _request(nodes=1), PodRules(), LEAST, daemons=most).names == ()
+    fit_result = fit([node("a")], _request(nodes=1), PodRules(), LEAST, daemons=daemons)
+    assert fit_result.facts.room == PodResources(cpu=191.45 - 3.5, memory_bytes=1950 * GIB - 6 * GIB)
+    largest = PodResources(cpu=190, memory_bytes=0)
+    assert fit([node("a")], _request(nodes=1), PodRules(), LEAST, daemons=largest).names == ()
 
 
-def test_no_zone_is_chosen_where_none_has_all_the_nodes() -> None:
+def test_no_zone_is_selected_if_none_has_all_nodes() -> None:
     other = {"topology.kubernetes.io/zone": "us-east-1b"}
-    found = _fit(node("a"), node("b", labels=other))
-    assert found.facts.zone is None
-    assert len(found.names) == 2
+    fit_result = _fit(node("a"), node("b", labels=other))
+    assert fit_result.facts.zone is None
+    assert len(fit_result.names) == 2
     assert _fit(node("a"), node("b", labels=other), rules=PodRules(zone="us-east-1b")).names == ("b",)
 
 
-def test_nodes_without_a_label_of_the_request_are_left_aside() -> None:
+def test_nodes_without_a_requested_label_are_ignored() -> None:
     fit_label = (("training-checklist/fit", "true"),)
     good = node("good", labels={"training-checklist/fit": "true"})
-    found = _fit(good, node("bad", labels={"training-checklist/fit": "false"}), node_labels=fit_label)
-    assert found.names == ("good",)
-    assert found.rejections == (("without the label training-checklist/fit=true", 1),)
+    fit_result = _fit(good, node("bad", labels={"training-checklist/fit": "false"}), node_labels=fit_label)
+    assert fit_result.names == ("good",)
+    assert fit_result.rejections == (("without the label training-checklist/fit=true", 1),)
 
 
-def test_a_resource_of_the_users_own_has_to_be_there() -> None:
+def test_an_extended_resource_of_the_user_must_exist_on_the_node() -> None:
     rdma = (("rdma/hca", 1.0),)
     nodes = [node("plain"), node("fast", resources={"rdma/hca": "1"})]
-    found = fit(nodes, _request(nodes=1), PodRules(), LEAST, extended=rdma)
-    assert (found.names, found.rejections) == (("fast",), (("with 0 of 1 rdma/hca", 1),))
+    fit_result = fit(nodes, _request(nodes=1), PodRules(), LEAST, extended=rdma)
+    assert (fit_result.names, fit_result.rejections) == (("fast",), (("with 0 of 1 rdma/hca", 1),))
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_a_resource_of_the_users_own_has_to_be_there() -> None:
         ("training-checklist/unfit:NoSchedule", None),
     ],
 )
-def test_only_taints_that_speak_of_gpus_are_tolerated(taint: str, expected: Toleration | None) -> None:
+def test_only_taints_that_mention_gpus_are_tolerated(taint: str, expected: Toleration | None) -> None:
     assert tolerated(taint) == expected
 
 
@@ -147,29 +147,31 @@ def test_only_taints_that_speak_of_gpus_are_tolerated(taint: str, expected: Tole
         ({"key": "other", "operator": "Exists"}, False),
     ],
 )
-def test_a_fence_that_the_users_own_tolerations_open_is_none(item: dict[str, str], covered: bool) -> None:
+def test_a_taint_tolerated_by_the_user_does_not_exclude_a_node(item: dict[str, str], covered: bool) -> None:
     fenced = node("a", taints=[{"key": "team", "value": "b", "effect": "NoSchedule"}])
-    own = (Toleration.of(item),)
-    assert bool(fit([fenced], _request(nodes=1), PodRules(tolerations=own), LEAST).names) is covered
+    user_tolerations = (Toleration.of(item),)
+    assert (
+        bool(fit([fenced], _request(nodes=1), PodRules(tolerations=user_tolerations), LEAST).names) is covered
+    )
 
 
-def test_the_tables_tolerations_do_not_count_where_the_users_own_replace_them() -> None:
+def test_tolerations_of_the_user_replace_those_of_the_table() -> None:
     usual = node("a", taints=[{"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}])
-    own = (Toleration(key="team", effect=""),)
+    user_tolerations = (Toleration(key="team", effect=""),)
     one = _request(nodes=1)
-    assert fit([usual], one, PodRules(tolerations=own), LEAST).names == ("a",)
-    replaced = fit([usual], one, PodRules(tolerations=own, tolerate_gpu_taints=False), LEAST)
+    assert fit([usual], one, PodRules(tolerations=user_tolerations), LEAST).names == ("a",)
+    replaced = fit([usual], one, PodRules(tolerations=user_tolerations, tolerate_gpu_taints=False), LEAST)
     assert replaced.rejections == (("untolerated taint nvidia.com/gpu=present:NoSchedule", 1),)
 
 
 def test_a_step_without_gpus_fits_on_any_node_that_is_large_enough() -> None:
     bare = node("cpu", labels={"nvidia.com/gpu.product": None}, resources={"nvidia.com/gpu": None})
-    found = _fit(bare, nodes=1, gpus_per_node=0, gpu_type=None, instance_type=None)
-    assert found.names == ("cpu",)
-    assert found.facts.labels is None
+    fit_result = _fit(bare, nodes=1, gpus_per_node=0, gpu_type=None, instance_type=None)
+    assert fit_result.names == ("cpu",)
+    assert fit_result.facts.labels is None
 
 
-def test_a_spot_run_takes_marked_nodes_only_and_of_two_marks_the_more_frequent() -> None:
+def test_a_spot_run_uses_only_labeled_spot_nodes_and_the_more_frequent_of_two_labels() -> None:
     karpenter, managed = {"karpenter.sh/capacity-type": "spot"}, {"eks.amazonaws.com/capacityType": "SPOT"}
     nodes = [
         node("k1", labels=karpenter),
@@ -178,8 +180,11 @@ def test_a_spot_run_takes_marked_nodes_only_and_of_two_marks_the_more_frequent()
         node("o1", labels={"karpenter.sh/capacity-type": "on-demand"}),
         node("bare"),
     ]
-    found = _fit(*nodes, spot=True)
-    assert found.names == ("k1", "k2")
-    assert (found.facts.spot.label, found.facts.spot.value) == ("karpenter.sh/capacity-type", "spot")
-    assert found.rejections == (("not marked as spot nodes", 2),)
+    fit_result = _fit(*nodes, spot=True)
+    assert fit_result.names == ("k1", "k2")
+    assert (fit_result.facts.spot.label, fit_result.facts.spot.value) == (
+        "karpenter.sh/capacity-type",
+        "spot",
+    )
+    assert fit_result.rejections == (("not marked as spot nodes", 2),)
     assert _fit(*nodes).facts.spot is None

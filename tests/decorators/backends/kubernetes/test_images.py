@@ -1,4 +1,4 @@
-"""What a registry tells of an image, without a login, and what stays unknown."""
+"""Facts about an image read from a registry without a login, and unknown ones."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _CONTENTS: dict[str, dict[str, Any]] = {
 
 
 class _Registry(BaseHTTPRequestHandler):
-    """Of its images "open" is there for all, "token" for who asks for a token, "closed" for nobody."""
+    """Image "open" is public, "token" needs an anonymous token, "closed" is refused."""
 
     def _answer(self, status: int, body: bytes = b"", **headers: str) -> None:
         self.send_response(status)
@@ -99,39 +99,41 @@ def _state(image: str | None, gpus: bool = False) -> tuple[str, str]:
         ("token:2", "unknown"),  # not there, or not for strangers
     ],
 )
-def test_a_registrys_response_decides_what_is_known(registry: str, image: str, state: str) -> None:
+def test_the_response_of_a_registry_decides_the_state_of_an_image(
+    registry: str, image: str, state: str
+) -> None:
     assert _state(f"{registry}/{image}")[0] == state
 
 
 @pytest.mark.parametrize("image", _REALMS)
-def test_tokens_are_requested_without_tls_only_from_this_machine(
+def test_registry_tokens_are_requested_without_tls_only_from_localhost(
     registry: str, monkeypatch: pytest.MonkeyPatch, image: str
 ) -> None:
     with serving(_Elsewhere, "127.0.0.2") as url:
         monkeypatch.setattr(_Elsewhere, "address", url.removeprefix("http://"))
-        state, found = _state(f"{registry}/{image}:1")
+        state, image_state = _state(f"{registry}/{image}:1")
     assert _Elsewhere.asked == []
     assert state == "unknown"
-    assert "requires a login" in found
+    assert "requires a login" in image_state
 
 
 @pytest.mark.parametrize(
     ("image", "architectures"),
     [("both", {"amd64", "arm64"}), ("arm", {"arm64"}), ("odd", None), ("open", None), ("none", None)],
 )
-def test_an_image_names_the_processors_that_it_is_built_for(
+def test_the_processor_architectures_of_an_image_are_read(
     registry: str, image: str, architectures: set[str] | None
 ) -> None:
     assert images.look_up(f"{registry}/{image}:1", Clock())[1] == architectures
 
 
-def test_a_registry_that_does_not_answer_is_no_verdict() -> None:
-    state, found = _state("127.0.0.1:9/finetune:1")
+def test_a_silent_registry_gives_no_verdict() -> None:
+    state, image_state = _state("127.0.0.1:9/finetune:1")
     assert state == "unknown"
-    assert "does not respond" in found
+    assert "does not respond" in image_state
 
 
-def test_metaflows_plain_python_is_no_image_for_gpus() -> None:
+def test_the_default_python_image_of_metaflow_is_refused_for_gpus() -> None:
     assert "no PyTorch" in _state("python:3.11", gpus=True)[1]
     assert _state(None)[0] == "unknown"
 
@@ -146,5 +148,5 @@ def test_metaflows_plain_python_is_no_image_for_gpus() -> None:
         ("1.dkr.ecr.us-east-1.amazonaws.com/t:2", ("1.dkr.ecr.us-east-1.amazonaws.com", "t", "2")),
     ],
 )
-def test_an_images_name_is_read_as_docker_reads_it(image: str, parts: tuple[str, str, str]) -> None:
+def test_an_image_name_is_parsed_like_docker(image: str, parts: tuple[str, str, str]) -> None:
     assert images.parts(image) == parts

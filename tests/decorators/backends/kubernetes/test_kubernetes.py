@@ -1,4 +1,4 @@
-"""Clusters as their vendors set them up (``shapes/*.json``): the plan for each, and what its pods request.
+"""Example clusters of vendors (``shapes/*.json``): the plan for each, and the requests of its pods.
 
 Each file has the nodes and networks as the API returns them, and what is expected: the planned machine, the
 training pods, the pods of a step without GPUs, and what the preflight reports.
@@ -44,7 +44,7 @@ NAMESPACE = "train"
 
 @dataclasses.dataclass
 class ShapeApi(Api):
-    """An API server with a shape's nodes and networks, JobSet, and every permission."""
+    """An API server with the nodes and networks of an example cluster, JobSet, and every permission."""
 
     networks: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     pools: list[dict[str, Any]] = dataclasses.field(default_factory=list)
@@ -69,9 +69,9 @@ class ShapeApi(Api):
 
 @contextmanager
 def cluster_of(
-    shape: dict[str, Any], home: Path, monkeypatch: pytest.MonkeyPatch, **more: Any
+    shape: dict[str, Any], home: Path, monkeypatch: pytest.MonkeyPatch, **overrides: Any
 ) -> Iterator[None]:
-    with serving_api(ShapeApi(nodes=shape["nodes"], networks=shape["networks"], **more)) as url:
+    with serving_api(ShapeApi(nodes=shape["nodes"], networks=shape["networks"], **overrides)) as url:
         write_kubeconfig(home, training=url)
         monkeypatch.setenv("KUBECONFIG", str(home / ".kube" / "config"))
         yield
@@ -92,7 +92,7 @@ def inspected(request: Request, **changes: Any) -> tuple[Findings, ClusterFacts]
 
 
 def pod_of(request: Request, facts: ClusterFacts, *, trains: bool) -> dict[str, Any]:
-    """What sets the pods of a step apart: placement, devices, annotations, variables and sidecars."""
+    """Return the distinguishing fields of pods: placement, devices, annotations, variables and sidecars."""
     step = StepRequest(backend="kubernetes", request=request, facts=facts, on_fabric=trains)
     values = values_for(dataclasses.replace(step, options=Options(termination_grace_s=0)))
     template: dict[str, Any] = {"metadata": {}, "spec": {"containers": [{"name": "main", "image": "i"}]}}
@@ -102,7 +102,7 @@ def pod_of(request: Request, facts: ClusterFacts, *, trains: bool) -> dict[str, 
     kubernetes_validate.validate({"apiVersion": "v1", "kind": "Pod", **template}, "1.32", strict=True)
     container = template["spec"]["containers"][0]
     variables = {each["name"]: each["value"] for each in container.get("env", ())} | values.environment
-    found = {
+    values_by_name = {
         "gpu": values.resources["gpu"],
         **{name: values.compute.get(name) for name in ("node_selector", "tolerations", "extended_resources")},
         "annotations": template["metadata"].get("annotations"),
@@ -112,17 +112,17 @@ def pod_of(request: Request, facts: ClusterFacts, *, trains: bool) -> dict[str, 
         "capabilities": container.get("securityContext", {}).get("capabilities", {}).get("add"),
         "sidecars": [each["name"] for each in template["spec"].get("initContainers", ())],
     }
-    return {name: value for name, value in found.items() if value}
+    return {name: value for name, value in values_by_name.items() if value}
 
 
 @pytest.mark.parametrize("file", SHAPES, ids=lambda file: file.stem)
-def test_a_clusters_shape_is_planned_for_and_its_pods_fit(
+def test_a_plan_for_each_example_cluster_has_pods_that_fit(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shape = json.loads(file.read_text())
     with cluster_of(shape, tmp_path, monkeypatch):
-        made, cluster = planned_on(shape)
-        train, without = request_for(made, "train"), request_for(made, "data")
+        placed, cluster = planned_on(shape)
+        train, without = request_for(placed, "train"), request_for(placed, "data")
         findings, facts = inspected(train)
         assert findings.impossible == [], findings.rows
         selected = ((ARCH, facts.arch),) if facts.arch else ()
@@ -131,18 +131,18 @@ def test_a_clusters_shape_is_planned_for_and_its_pods_fit(
         assert size.impossible == [], size.rows
     (memory,) = {nodes.gpu.vram_gib for nodes in cluster.nodes if nodes.gpu.name == train.gpu_type}
     reported = [f"{row.check}: {row.detail}" for row in findings.rows if row.check in ("fabric", "image")]
-    found = {
+    placement = {
         "machine": train.instance_type,
         "gpu": train.gpu_type,
         "gpu_memory_gib": round(memory, 1),
         "gpus": [train.nodes, train.gpus_per_node],
-        "usd_per_hour": made.prediction.usd_per_hour,
+        "usd_per_hour": placed.prediction.usd_per_hour,
         "skipped": [note for note in cluster.notes if note.startswith("Skipped")],
         "reported": [line for line in reported if "does not respond" not in line],
         "train": pod_of(train, facts, trains=True),
         "prepare": pod_of(without, facts, trains=False),
     }
-    assert found == shape["expected"]
+    assert placement == shape["expected"]
 
 
 def shape_of(name: str) -> dict[str, Any]:
@@ -156,7 +156,7 @@ def shape_of(name: str) -> dict[str, Any]:
     ("built_for", "states", "selected"),
     [({"amd64"}, ["no"], "amd64"), ({"amd64", "arm64"}, [], None), ({"arm64"}, [], "arm64")],
 )
-def test_an_image_for_other_processors_is_refused_and_steps_without_gpus_select_its_own(
+def test_an_image_for_another_architecture_is_refused_and_cpu_steps_select_their_own(
     built_for: set[str],
     states: list[str],
     selected: str | None,
@@ -173,7 +173,7 @@ def test_an_image_for_other_processors_is_refused_and_steps_without_gpus_select_
     assert facts.arch == selected
 
 
-def test_steps_without_gpus_leave_gpu_nodes_alone_where_karpenter_may_add_others(
+def test_steps_without_gpus_avoid_gpu_nodes_if_karpenter_can_add_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shape = shape_of("rdma_shared_all_gpu")
@@ -184,7 +184,7 @@ def test_steps_without_gpus_leave_gpu_nodes_alone_where_karpenter_may_add_others
 
 
 class QueueApi(Api):
-    """An API server with a Job that Kueue holds back, third of four in its queue."""
+    """An API server with a Job held back by Kueue, third of four in its queue."""
 
     visible = True
 
@@ -213,7 +213,7 @@ class QueueApi(Api):
 
 
 @pytest.mark.parametrize(("visible", "position"), [(True, ", position 3 of 4"), (False, "")])
-def test_a_run_in_a_full_queue_shows_its_position_where_kueue_reports_it(
+def test_a_run_in_a_full_queue_shows_its_position_if_kueue_reports_it(
     visible: bool, position: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(QueueApi, "visible", visible)
@@ -224,6 +224,6 @@ def test_a_run_in_a_full_queue_shows_its_position_where_kueue_reports_it(
     assert state.reason == f"in Kueue's queue h100{position}: no quota of nvidia.com/gpu"
 
 
-def test_ten_shapes_and_more_have_their_source() -> None:
+def test_at_least_ten_example_clusters_exist_and_each_has_a_source() -> None:
     assert len(SHAPES) >= 10
     assert all(json.loads(file.read_text())["source"] for file in SHAPES)

@@ -1,4 +1,4 @@
-"""The rules of a namespace and the networks of a cluster at their edges, by what an API server would list."""
+"""Rules of a namespace and networks of a cluster at their boundaries, from listed objects."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ POD = {"cpu": 4.0, "memory": 8.0 * 2**30}
 
 
 class Lists:
-    """An API server that has these items in every list."""
+    """An API server that returns these items for every list."""
 
     def __init__(self, *items: Any) -> None:
         self.items = items
@@ -46,8 +46,8 @@ def preflight_of(*items: Any, nodes: int = 2, **pods: Any) -> Preflight:
     )
 
 
-def found(judge: Any, *specs: Any, **values: Any) -> list[tuple[str, str]]:
-    """State and text of each row that a rule finds in objects with these specs."""
+def rule_rows(judge: Any, *specs: Any, **values: Any) -> list[tuple[str, str]]:
+    """Return state and text of each row of a rule for objects with these specs."""
     checked = preflight_of(*({"metadata": {"name": "own"}, "spec": spec} for spec in specs), **values)
     judge(checked, pod=POD)
     return [(row.state, row.detail) for row in checked.findings.rows]
@@ -69,13 +69,13 @@ def found(judge: Any, *specs: Any, **values: Any) -> list[tuple[str, str]]:
         ([{**OPEN, **TO_PODS}], ()),
     ],
 )
-def test_network_policies_close_a_direction_that_no_rule_opens_to_pods(
+def test_network_policies_block_a_direction_without_a_rule_for_pods(
     policies: list[Any], closed: tuple[str, ...]
 ) -> None:
-    rows = found(rules.network_policy, *policies)
+    rows = rule_rows(rules.network_policy, *policies)
     assert [state for state, _ in rows] == ["unknown"] * bool(closed)
     assert [way for way in ("ingress", "egress") if way in str(rows)] == list(closed)
-    assert found(rules.network_policy, *policies, nodes=1) == []
+    assert rule_rows(rules.network_policy, *policies, nodes=1) == []
 
 
 @pytest.mark.parametrize(
@@ -89,11 +89,13 @@ def test_network_policies_close_a_direction_that_no_rule_opens_to_pods(
         ({"type": "PersistentVolumeClaim", "max": {"cpu": "1"}}, False, 0),
     ],
 )
-def test_a_limit_range_refuses_only_what_is_beyond_its_bounds(
+def test_a_limit_range_refuses_only_requests_outside_its_bounds(
     limits: dict[str, Any], guaranteed: bool, refused: int
 ) -> None:
     spec = {"limits": [{"type": "Container", **limits}]}
-    assert [state for state, _ in found(rules.limit_range, spec, guaranteed=guaranteed)] == ["no"] * refused
+    assert [state for state, _ in rule_rows(rules.limit_range, spec, guaranteed=guaranteed)] == [
+        "no"
+    ] * refused
 
 
 @pytest.mark.parametrize(
@@ -112,7 +114,7 @@ def test_a_limit_range_refuses_only_what_is_beyond_its_bounds(
         ({"services": "0"}, "0", 2, ["no"]),
     ],
 )
-def test_a_quota_waits_for_what_is_in_use_and_refuses_what_it_never_allows(
+def test_a_used_up_quota_makes_a_run_wait_and_a_request_above_it_is_refused(
     hard: dict[str, str], used: str, nodes: int, states: list[str]
 ) -> None:
     (name,) = hard
@@ -122,14 +124,14 @@ def test_a_quota_waits_for_what_is_in_use_and_refuses_what_it_never_allows(
     assert [row.state for row in checked.findings.rows] == states
 
 
-def test_a_pod_asks_for_each_resource_that_is_not_zero() -> None:
+def test_a_pod_requests_each_resource_that_is_not_zero() -> None:
     pod = rules.amounts(preflight_of(), ClusterFacts())
     assert (pod["cpu"], pod["nvidia.com/gpu"]) == (TWO.cpu, TWO.gpus_per_node)
     assert pod["memory"] == pytest.approx(TWO.memory_mib * 2**20, rel=1e-3)
     assert all(pod.values())
 
 
-def test_networks_are_those_that_name_a_resource_in_the_own_and_the_default_namespace() -> None:
+def test_networks_with_a_resource_are_found_in_the_own_and_the_default_namespace() -> None:
     def network(name: str, resource: str, plugin: str = "sriov") -> Any:
         config = {"plugins": [{"type": plugin, "ipam": {"type": "whereabouts"}}]}
         return {
@@ -147,7 +149,7 @@ def test_networks_are_those_that_name_a_resource_in_the_own_and_the_default_name
     )
 
 
-def test_the_state_of_a_check_is_its_worst_row() -> None:
+def test_the_state_of_a_check_is_that_of_its_worst_row() -> None:
     findings = Findings(where="here")
     findings.ok("nodes", "two")
     findings.no("zones", "none")
@@ -161,9 +163,9 @@ class Login:
     def __init__(self, *denied: str) -> None:
         self.denied = denied
 
-    def may(self, verb: str, resource: str, **where: str) -> bool:
+    def may(self, verb: str, resource: str, **namespaces: str) -> bool:
         group = {"jobs": "batch", "jobsets": "jobset.x-k8s.io"}.get(resource, "")
-        assert where == {"group": group, "namespace": "train"}
+        assert namespaces == {"group": group, "namespace": "train"}
         return f"{verb} {resource}" not in self.denied
 
 
@@ -183,7 +185,7 @@ class Login:
         (("list events",), 1, [("unknown", "reasons for waiting are not shown"), ("ok", "may create jobs")]),
     ],
 )
-def test_rights_that_a_run_needs_are_required_and_others_are_reported(
+def test_missing_rights_of_a_run_fail_the_preflight_and_others_are_reported(
     denied: tuple[str, ...], nodes: int, rows: list[tuple[str, str]]
 ) -> None:
     checked = dataclasses.replace(preflight_of(nodes=nodes, namespace="train"), api=Login(*denied))
@@ -234,7 +236,7 @@ def test_a_rejected_login_ends_the_preflight_and_a_denied_listing_does_not(
         ({"max": {"memory": "8Gi"}}, False, "q allows 15Gi limits.memory; 16Gi needed"),
     ],
 )
-def test_a_quota_of_limits_counts_the_pods_own_limit_else_that_of_a_limit_range(
+def test_a_quota_on_limits_counts_the_limit_of_the_pod_or_else_of_the_limit_range(
     limit_range: dict[str, Any], guaranteed: bool, problem: str | None
 ) -> None:
     core = "/api/v1/namespaces/train"

@@ -1,4 +1,4 @@
-"""What the cluster has taken away, and what has failed by itself, by all that is seen of a job's pods."""
+"""Disruptions by the cluster are distinguished from failures by the pods of a job."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.lab.api import Json
 
 
 def pod(name: str, phase: str = "Running", *, deleted: str = "", finished: str = "", **status: Any) -> Json:
-    """``deleted``: the second at which its deletion was asked for, with 60 s of grace."""
+    """``deleted``: second at which deletion was requested, with a grace period of 60 s."""
     metadata: Json = {"name": name}
     if deleted:
         minute, second = divmod(60 + int(deleted), 60)
@@ -36,7 +36,7 @@ BOTH_RUN = [pod("c-0"), pod("w-0")]
 
 
 @pytest.mark.parametrize(
-    ("polls", "words", "lost"),
+    ("polls", "ending", "lost"),
     [
         pytest.param(
             [[pod("c-0", "Failed", finished="20"), pod("w-0", "Failed", **EVICTED)]],
@@ -102,21 +102,21 @@ BOTH_RUN = [pod("c-0"), pod("w-0")]
     ],
 )
 def test_disruptions_are_distinguished_from_failures(
-    polls: list[list[Json]], words: GangEnd | None, lost: list[str] | None
+    polls: list[list[Json]], ending: GangEnd | None, lost: list[str] | None
 ) -> None:
     pods = Pods()
     for observe in polls:
         pods.note(observe)
-    found = judge(pods.pods.values(), words)
+    end = judge(pods.pods.values(), ending)
     if lost is None:
-        assert found is None
+        assert end is None
     else:
-        assert len(found.lines) == len(lost)
-        assert set(lost) == {line if line in lost else line.partition(" on ")[0] for line in found.lines}
+        assert len(end.lines) == len(lost)
+        assert set(lost) == {line if line in lost else line.partition(" on ")[0] for line in end.lines}
 
 
 class Api:
-    """Answers with these pods, one list for each question, the last one for good; it has the job still."""
+    """Responds with these pods, one list per query, the last one repeated; the job still exists."""
 
     def __init__(self, *answers: list[Json]) -> None:
         self.answers = list(answers)
@@ -133,20 +133,20 @@ class Api:
         return {"items": self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]}
 
 
-def test_a_loss_is_judged_once_no_pod_runs_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    left = pod("w-0", "Failed", finished="30", **PREEMPTED)
-    api, slept = Api([pod("c-0"), left], [left]), list[float]()
+def test_a_loss_is_classified_after_all_pods_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    failed_pod = pod("w-0", "Failed", finished="30", **PREEMPTED)
+    api, slept = Api([pod("c-0"), failed_pod], [failed_pod]), list[float]()
     monkeypatch.setattr(losses, "ClusterApi", lambda: api)
     monkeypatch.setattr(losses.time, "sleep", slept.append)
     monkeypatch.setattr(losses, "_pods", {})
     job = WaitedJob(backend="kubernetes", kind="jobset", name="js-1", namespace="n")
-    found = losses.lost(job, lambda: None)
+    loss = losses.lost(job, lambda: None)
     assert slept == [1]
-    assert found is not None
-    assert [line.partition(":")[0] for line in found.lines] == ["pod w-0 on n"]
+    assert loss is not None
+    assert [line.partition(":")[0] for line in loss.lines] == ["pod w-0 on n"]
 
 
-def test_pods_are_noted_for_jobs_of_kubernetes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pods_are_recorded_for_kubernetes_jobs_only(monkeypatch: pytest.MonkeyPatch) -> None:
     noted: dict[str, Pods] = {}
     monkeypatch.setattr(losses, "_pods", noted)
     monkeypatch.setattr(losses, "ClusterApi", lambda: Api(BOTH_RUN))

@@ -26,7 +26,7 @@ def jobset(name: str, entropy: str) -> Json:
 
 
 @pytest.mark.slow
-def test_jobsets_of_earlier_attempts_go_and_others_stay(
+def test_jobsets_of_earlier_attempts_are_deleted_and_others_kept(
     control_plane: ControlPlane, capsys: pytest.CaptureFixture[str]
 ) -> None:
     space = control_plane.namespace("older-jobsets")
@@ -49,7 +49,7 @@ def test_jobsets_of_earlier_attempts_go_and_others_stay(
     api.create(f"{roles}/rolebindings", {"metadata": {"name": "e"}, "roleRef": role, "subjects": [account]})
 
     def granted() -> bool:
-        """Whether the API server's authorizer has read the new role, which takes it up to a few seconds."""
+        """Return whether the authorizer of the API server knows the new role, which takes a few seconds."""
         try:
             remove(control_plane.url, f"{ENTROPY}=none", token, space, context)
         except urllib.error.HTTPError:
@@ -63,5 +63,5 @@ def test_jobsets_of_earlier_attempts_go_and_others_stay(
     remove(control_plane.url, f"{ENTROPY}=ab", token, space, context)  # none is left
 
 
-def test_the_first_attempt_asks_nothing() -> None:
+def test_the_first_attempt_queries_no_cluster() -> None:
     main("0", f"{ENTROPY}=ab")  # there is no service account here

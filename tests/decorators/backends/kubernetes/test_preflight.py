@@ -1,4 +1,4 @@
-"""The preflight against a real Kubernetes API server: what it finds, what it refuses, and in what words."""
+"""The preflight against a real Kubernetes API server: findings, refusals and their messages."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from tests.lab.control_plane import ControlPlane, jobset_definition, wait_for
 pytestmark = pytest.mark.slow
 
 
-def test_a_cluster_that_can_run_it_says_how_its_nodes_are_found(
-    ask: Asker, nodes: Callable[..., None]
+def test_a_suitable_cluster_is_reported_with_the_labels_of_its_nodes(
+    run_preflight: Asker, nodes: Callable[..., None]
 ) -> None:
     gpu_taint = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
     nodes("h100-a", "h100-b", taints=[gpu_taint])
-    findings, facts = ask()
+    findings, facts = run_preflight()
     assert findings.impossible == []
     for check in ("namespace", "permission", "jobset", "nodes", "fabric"):
         assert findings.state(check) == "ok", findings.rows
@@ -45,7 +45,7 @@ def test_a_cluster_that_can_run_it_says_how_its_nodes_are_found(
 
 @pytest.fixture
 def daemons(control_plane: ControlPlane, namespace: str) -> Iterator[None]:
-    """A DaemonSet of the real controller's, of 3 cores and 6 GiB."""
+    """A DaemonSet of 3 cores and 6 GiB, run by the real controller."""
     requests = {"cpu": "3", "memory": "6Gi"}
     pod = {
         "containers": [{"name": "agent", "image": "agent", "resources": {"requests": requests}}],
@@ -68,39 +68,39 @@ def daemons(control_plane: ControlPlane, namespace: str) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("daemons")
-def test_daemon_pods_are_asked_how_much_they_keep(
-    ask: Asker, nodes: Callable[..., None], control_plane: ControlPlane
+def test_the_requests_of_daemon_pods_are_read_from_the_cluster(
+    run_preflight: Asker, nodes: Callable[..., None], control_plane: ControlPlane
 ) -> None:
     nodes("h100-a", "h100-b")
 
     def reported() -> str:
-        return str(rows_of(ask()[0], "nodes"))
+        return str(rows_of(run_preflight()[0], "nodes"))
 
     assert "2 needed; " in reported()
     wait_for(lambda: "3 CPUs and 6.00 GiB reserved for daemon pods" in reported(), 90, "they run", every=1)
-    assert ask()[1].room == PodResources(cpu=191.45 - 3, memory_bytes=1944 * GIB)
+    assert run_preflight()[1].room == PodResources(cpu=191.45 - 3, memory_bytes=1944 * GIB)
     # Who may list nodes, but no pods of other namespaces
     control_plane.kubectl("create", "clusterrole", "sees-nodes", "--verb=list", "--resource=nodes")
     control_plane.kubectl("create", "clusterrolebinding", "b", "--clusterrole=sees-nodes", "--user=alice")
     try:
-        wait_for(lambda: ask("alice")[0].state("nodes") == "ok", 60, "the role counts", every=1)
-        [(_, found, _)] = rows_of(ask("alice")[0], "nodes")
-        assert "0.4 CPUs and 0.40 GiB reserved for daemon pods (assumed: this login may not list" in found
+        wait_for(lambda: run_preflight("alice")[0].state("nodes") == "ok", 60, "the role counts", every=1)
+        [(_, detail, _)] = rows_of(run_preflight("alice")[0], "nodes")
+        assert "0.4 CPUs and 0.40 GiB reserved for daemon pods (assumed: this login may not list" in detail
     finally:
         control_plane.kubectl("delete", "clusterrolebinding/b", "clusterrole/sees-nodes")
 
 
-def test_a_step_that_only_handles_files_needs_a_node_of_its_own_with_their_disk(
-    ask: Asker, nodes: Callable[..., None], namespace: str
+def test_a_step_without_gpus_needs_an_untainted_node_with_enough_disk(
+    run_preflight: Asker, nodes: Callable[..., None], namespace: str
 ) -> None:
-    """Nodes with GPUs are fenced off to it, and a small node's disk would keep it pending for ever."""
+    """Nodes with GPUs are tainted, and the disk of a small node would keep the step pending forever."""
     taint = {"key": "nvidia.com/gpu", "effect": "NoSchedule"}
     request = request_for(planned("llama-70b", "full", "H100", 2), "data")
     bare = {"nvidia.com/gpu.product": None}
     small = {"nvidia.com/gpu": None, "ephemeral-storage": "20Gi"}
     nodes("h100-a", "h100-b", taints=[taint], provider="")
     nodes("cpu-a", labels=bare, resources=small, provider="")
-    assert ask()[0].impossible == []  # the run's largest step has its nodes
+    assert run_preflight()[0].impossible == []  # the run's largest step has its nodes
 
     def beside() -> Findings:
         return inspect_size(
@@ -122,30 +122,32 @@ def test_a_step_that_only_handles_files_needs_a_node_of_its_own_with_their_disk(
     assert beside().impossible == []
 
 
-def test_too_few_nodes_on_premises_are_refused_with_what_is_there(
-    ask: Asker, nodes: Callable[..., None], capsys: pytest.CaptureFixture[str]
+def test_too_few_on_premises_nodes_are_refused_with_the_available_number(
+    run_preflight: Asker, nodes: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     a100 = {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB", "node.kubernetes.io/instance-type": None}
     nodes("h100-a", provider="")
     nodes("a100-a", labels=a100, provider="")
-    findings, _ = ask()
-    [(state, found, _)] = rows_of(findings, "nodes")
+    findings, _ = run_preflight()
+    [(state, detail, _)] = rows_of(findings, "nodes")
     assert state == "no"
-    assert found.startswith("1 of 2 nodes could run it")
-    assert "1 with 8 A100 SXM 80GB" in found
+    assert detail.startswith("1 of 2 nodes could run it")
+    assert "1 with 8 A100 SXM 80GB" in detail
     with pytest.raises(UserError, match=r"context lab.* cannot run this: nodes: 1 of 2"):
         findings.report_and_check()
     assert "Can Kubernetes context lab" in capsys.readouterr().err
 
 
-def test_devices_of_a_network_without_its_network_are_named(ask: Asker, nodes: Callable[..., None]) -> None:
+def test_network_devices_without_a_network_definition_are_named(
+    run_preflight: Asker, nodes: Callable[..., None]
+) -> None:
     rails = {"vpc.amazonaws.com/efa": None, **{f"nvidia.com/resibp{number}": "1" for number in range(2)}}
     nodes("h100-a", "h100-b", provider="", resources=rails)
-    findings, facts = ask()
-    [(state, found, _)] = rows_of(findings, "fabric")
+    findings, facts = run_preflight()
+    [(state, detail, _)] = rows_of(findings, "fabric")
     assert (state, dict(facts.devices or ())["nvidia.com/resibp0"]) == ("unknown", 1)
-    assert "nvidia.com/resibp0, nvidia.com/resibp1, which no known fabric uses" in found
-    assert "TCP" in found
+    assert "nvidia.com/resibp0, nvidia.com/resibp1, which no known fabric uses" in detail
+    assert "TCP" in detail
 
 
 STATUS = """autoscalerStatus: Running
@@ -156,27 +158,28 @@ nodeGroups:
 
 
 def test_nodes_without_nvidias_device_plugin_get_the_command_that_installs_it(
-    ask: Asker, nodes: Callable[..., None]
+    run_preflight: Asker, nodes: Callable[..., None]
 ) -> None:
     nodes("h100-a", "h100-b", resources={"nvidia.com/gpu": "0"}, provider="")
-    [(state, _, fix)] = rows_of(ask()[0], "device plugin")
+    [(state, _, fix)] = rows_of(run_preflight()[0], "device plugin")
     assert (state, fix[:17]) == ("no", "kubectl apply -f ")
 
 
-def test_a_login_without_rights_gets_a_list_of_missing_ones(ask: Asker) -> None:
-    findings, _ = ask("alice")
-    refused = [found for state, found, _ in rows_of(findings, "permission") if state == "no"]
-    assert any("may not create jobsets" in found for found in refused)
-    assert any("may not list pods" in found for found in refused)
+def test_a_login_without_rights_gets_a_list_of_missing_rights(run_preflight: Asker) -> None:
+    findings, _ = run_preflight("alice")
+    refused = [detail for state, detail, _ in rows_of(findings, "permission") if state == "no"]
+    assert any("may not create jobsets" in detail for detail in refused)
+    assert any("may not list pods" in detail for detail in refused)
     assert findings.state("nodes") == "unknown"  # it may not list them either
     one = dataclasses.replace(TWO, nodes=1)
     assert any(
-        "may not create jobs in" in found for _, found, _ in rows_of(ask("alice", one)[0], "permission")
+        "may not create jobs in" in detail
+        for _, detail, _ in rows_of(run_preflight("alice", one)[0], "permission")
     )
 
 
-def test_the_role_of_infra_is_enough(
-    ask: Asker, nodes: Callable[..., None], control_plane: ControlPlane
+def test_the_role_in_infra_is_sufficient(
+    run_preflight: Asker, nodes: Callable[..., None], control_plane: ControlPlane
 ) -> None:
     manifests = control_plane.kubectl("kustomize", str(INFRA))
     control_plane.kubectl("apply", "--validate=false", "-f", "-", stdin=manifests)
@@ -188,23 +191,23 @@ def test_the_role_of_infra_is_enough(
     nodes("h100-a", "h100-b")
 
     def ready() -> bool:
-        findings, _ = ask("launcher", namespace=name)
+        findings, _ = run_preflight("launcher", namespace=name)
         return findings.state("permission") == "ok" and findings.state("nodes") == "ok"
 
     wait_for(ready, 60, "the role counts", every=1)
 
 
-def test_a_missing_namespace_and_service_account_are_named(ask: Asker) -> None:
-    findings, _ = ask(namespace="nowhere")
+def test_a_missing_namespace_and_service_account_are_named(run_preflight: Asker) -> None:
+    findings, _ = run_preflight(namespace="nowhere")
     assert rows_of(findings, "namespace")[0][:2] == ("no", "'nowhere' does not exist")
-    findings, _ = ask(service_account="nobody")
-    [(state, found, fix)] = rows_of(findings, "service account")
+    findings, _ = run_preflight(service_account="nobody")
+    [(state, detail, fix)] = rows_of(findings, "service account")
     assert state == "no"
-    assert "'nobody' does not exist" in found
+    assert "'nobody' does not exist" in detail
     assert fix.startswith("kubectl create serviceaccount nobody")
 
 
-def test_a_deployment_is_checked_where_metaflow_is_configured_to_run_it(
+def test_a_deployment_is_checked_in_the_namespace_configured_in_metaflow(
     control_plane: ControlPlane, home: Home
 ) -> None:
     done = home.run(
@@ -227,29 +230,29 @@ def test_a_deployment_is_checked_where_metaflow_is_configured_to_run_it(
 
 
 def test_a_namespace_too_long_for_host_names_is_refused_for_several_nodes_only(
-    ask: Asker, control_plane: ControlPlane
+    run_preflight: Asker, control_plane: ControlPlane
 ) -> None:
     name = control_plane.namespace("of-fifteen-char")
-    assert "15 characters" in rows_of(ask(namespace=name)[0], "namespace")[0][1]
+    assert "15 characters" in rows_of(run_preflight(namespace=name)[0], "namespace")[0][1]
     one = dataclasses.replace(TWO, nodes=1)
-    assert ask(asks=one, namespace=name)[0].state("namespace") == "ok"
+    assert run_preflight(asks=one, namespace=name)[0].state("namespace") == "ok"
 
 
 def test_several_nodes_without_jobset_are_refused_with_the_command_that_installs_it(
-    ask: Asker, control_plane: ControlPlane
+    run_preflight: Asker, control_plane: ControlPlane
 ) -> None:
     control_plane.kubectl("delete", "crd", "jobsets.jobset.x-k8s.io", "--timeout=60s")
     try:
-        wait_for(lambda: ask()[0].state("jobset") == "no", 60, "JobSet is gone", every=0.5)
-        [(_, found, fix)] = rows_of(ask()[0], "jobset")
-        assert "not installed" in found
+        wait_for(lambda: run_preflight()[0].state("jobset") == "no", 60, "JobSet is gone", every=0.5)
+        [(_, detail, fix)] = rows_of(run_preflight()[0], "jobset")
+        assert "not installed" in detail
         assert fix.startswith("kubectl apply --server-side")
-        assert ask(asks=dataclasses.replace(TWO, nodes=1))[0].state("jobset") is None
+        assert run_preflight(asks=dataclasses.replace(TWO, nodes=1))[0].state("jobset") is None
     finally:
         control_plane.install("jobsets.jobset.x-k8s.io", jobset_definition())
 
 
-def test_an_unreachable_api_or_rejected_login_is_one_line(
+def test_an_unreachable_api_or_a_rejected_login_is_reported_in_one_line(
     control_plane: ControlPlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(**replaced: str) -> UserError:
@@ -258,9 +261,9 @@ def test_an_unreachable_api_or_rejected_login_is_one_line(
             inspect(TWO, options=Options(), pods=PodSettings())
         return caught.value
 
-    gone = refused(server="https://127.0.0.1:9")
-    assert "context 'lab' (https://127.0.0.1:9) cannot be reached" in gone.problem
-    assert "kubectl" in gone.advice
+    unreachable = refused(server="https://127.0.0.1:9")
+    assert "context 'lab' (https://127.0.0.1:9) cannot be reached" in unreachable.problem
+    assert "kubectl" in unreachable.advice
     assert "does not accept this login" in refused(token="expired").problem
     monkeypatch.setenv("KUBECONFIG", "/nowhere")
     with pytest.raises(UserError, match="no kubeconfig at /nowhere"):

@@ -1,4 +1,4 @@
-"""Kueue's queues: found, with quotas that could admit the run, and with the topology of their flavors."""
+"""Kueue queues: lookup, quotas that can admit the run, and the topology of their flavors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NEVER = "it can never admit the run"
 
 
 class Objects:
-    """An API server with these objects by path; the paths in ``denied`` may not be read."""
+    """An API server with these objects by path; paths in ``denied`` may not be read."""
 
     def __init__(self, objects: dict[str, Any], denied: tuple[str, ...] = ()) -> None:
         self.objects, self.denied = objects, denied
@@ -35,12 +35,16 @@ class Objects:
         return self.objects[path]
 
 
-def local(name: str = "research", **more: Any) -> dict[str, Any]:
-    return {"metadata": {"name": name}, "spec": {"clusterQueue": "all", **more.pop("spec", {})}, **more}
+def local(name: str = "research", **overrides: Any) -> dict[str, Any]:
+    return {
+        "metadata": {"name": name},
+        "spec": {"clusterQueue": "all", **overrides.pop("spec", {})},
+        **overrides,
+    }
 
 
 def cluster(*flavors: dict[str, Any], name: str = "all", **spec: Any) -> dict[str, Any]:
-    """A ClusterQueue with CPUs, memory and these flavors' GPUs."""
+    """Return a ClusterQueue with CPUs, memory and the GPUs of these flavors."""
     quotas = [
         {
             "name": f"h100-{number}",
@@ -56,9 +60,11 @@ def cluster(*flavors: dict[str, Any], name: str = "all", **spec: Any) -> dict[st
     return {"metadata": {"name": name}, "spec": {"resourceGroups": [group], **spec}}
 
 
-def preflight_of(objects: dict[str, Any], queue: str = "research", nodes: int = 2, **more: Any) -> Preflight:
+def preflight_of(
+    objects: dict[str, Any], queue: str = "research", nodes: int = 2, **overrides: Any
+) -> Preflight:
     return Preflight(
-        api=Objects(INSTALLED | objects, **more),  # type: ignore[arg-type]
+        api=Objects(INSTALLED | objects, **overrides),  # type: ignore[arg-type]
         request=dataclasses.replace(TWO, nodes=nodes),
         options=Options(queue=queue),
         pods=PodSettings(namespace="train"),
@@ -67,21 +73,27 @@ def preflight_of(objects: dict[str, Any], queue: str = "research", nodes: int = 
     )
 
 
-def rows(objects: dict[str, Any], queue: str = "research", **more: Any) -> list[tuple[str, str, str]]:
-    checked = preflight_of(objects, queue, **more)
+def rows(objects: dict[str, Any], queue: str = "research", **overrides: Any) -> list[tuple[str, str, str]]:
+    checked = preflight_of(objects, queue, **overrides)
     queues.queue(checked, pod=POD)
     return [(row.state, row.detail, row.fix) for row in checked.findings.rows]
 
 
-def problems(*others: dict[str, Any], mine: dict[str, Any], denied: tuple[str, ...] = ()) -> list[str]:
-    """The findings on the cluster queue beyond that it exists; ``others`` are further cluster queues."""
-    objects = {f"{LOCAL}/research": local(), f"{CLUSTER}/all": mine, CLUSTER: {"items": [mine, *others]}}
-    first, *rest = rows(objects, denied=denied)
+def problems(
+    *other_rows_given: dict[str, Any], mine: dict[str, Any], denied: tuple[str, ...] = ()
+) -> list[str]:
+    """Return findings on the cluster queue; the positional arguments are other cluster queues."""
+    objects = {
+        f"{LOCAL}/research": local(),
+        f"{CLUSTER}/all": mine,
+        CLUSTER: {"items": [mine, *other_rows_given]},
+    }
+    first, *further_rows = rows(objects, denied=denied)
     assert first[:2] == ("ok", "research, of cluster queue all")
-    return [f"{state}: {detail}" for state, detail, _ in rest]
+    return [f"{state}: {detail}" for state, detail, _ in further_rows]
 
 
-def test_a_missing_queue_gets_the_existing_ones_or_the_command_that_lists_them() -> None:
+def test_a_missing_queue_is_reported_with_existing_queues_or_the_command_that_lists_them() -> None:
     [(state, detail, fix)] = rows({LOCAL: {"items": [local()]}}, "gpus")
     assert (state, detail) == ("no", "namespace train has no LocalQueue 'gpus'")
     assert fix == "--queue research"
@@ -99,13 +111,13 @@ def test_a_missing_queue_gets_the_existing_ones_or_the_command_that_lists_them()
     ],
 )
 def test_a_stopped_or_inactive_queue_is_reported(queue: dict[str, Any], text: str) -> None:
-    found = rows({f"{LOCAL}/research": queue, f"{CLUSTER}/all": cluster({"nominalQuota": "16"})})
-    assert [(state, detail) for state, detail, _ in found] == [("unknown", f"research {text}")]
+    queue_rows = rows({f"{LOCAL}/research": queue, f"{CLUSTER}/all": cluster({"nominalQuota": "16"})})
+    assert [(state, detail) for state, detail, _ in queue_rows] == [("unknown", f"research {text}")]
 
 
 def test_a_queue_without_its_cluster_queue_or_without_quotas_admits_nothing() -> None:
-    found = rows({f"{LOCAL}/research": local()})
-    assert found[1][:2] == ("unknown", "ClusterQueue 'all' does not exist: no job is admitted")
+    queue_rows = rows({f"{LOCAL}/research": local()})
+    assert queue_rows[1][:2] == ("unknown", "ClusterQueue 'all' does not exist: no job is admitted")
     without = cluster({"nominalQuota": "16"})
     without["spec"]["resourceGroups"][0]["coveredResources"].remove("memory")
     assert problems(mine=without) == ["no: ClusterQueue all has no quota of memory"]
@@ -115,7 +127,7 @@ LENDS = f", with what cohort everybody lends: {NEVER}"
 
 
 @pytest.mark.parametrize(
-    ("mine", "others", "problem"),
+    ("mine", "cohort_quota", "problem"),
     [
         ([{"nominalQuota": "16"}], None, None),
         (
@@ -144,24 +156,24 @@ LENDS = f", with what cohort everybody lends: {NEVER}"
     ],
 )
 def test_quotas_that_can_never_admit_the_run_are_refused(
-    mine: list[dict[str, str]], others: dict[str, str] | None, problem: str | None
+    mine: list[dict[str, str]], cohort_quota: dict[str, str] | None, problem: str | None
 ) -> None:
-    cohort = {} if others is None else {"cohort": "everybody"}
-    lenders = [] if others is None else [cluster(others, name="others", **cohort)]
+    cohort = {} if cohort_quota is None else {"cohort": "everybody"}
+    lenders = [] if cohort_quota is None else [cluster(cohort_quota, name="others", **cohort)]
     lenders.append(cluster({"nominalQuota": "99"}, name="elsewhere", cohort="another"))
     assert problems(*lenders, mine=cluster(*mine, **cohort)) == ([problem] if problem else [])
 
 
-def test_what_a_cohort_lends_is_unlimited_where_it_cannot_be_read_or_has_quotas_of_its_own() -> None:
+def test_borrowing_is_unlimited_if_the_cohort_is_unreadable_or_has_its_own_quotas() -> None:
     mine = cluster({"nominalQuota": "0"}, cohort="everybody")
     assert problems(mine=mine) != []
     assert problems(mine=mine, denied=(CLUSTER,)) == []
-    own = {f"{VERSION}/cohorts/everybody": {"spec": {"parentName": "company"}}}
-    objects = {f"{LOCAL}/research": local(), f"{CLUSTER}/all": mine, CLUSTER: {"items": [mine]}, **own}
+    cohort = {f"{VERSION}/cohorts/everybody": {"spec": {"parentName": "company"}}}
+    objects = {f"{LOCAL}/research": local(), f"{CLUSTER}/all": mine, CLUSTER: {"items": [mine]}, **cohort}
     assert [state for state, *_ in rows(objects)] == ["ok"]
 
 
-def test_nodes_are_kept_together_by_the_lowest_level_that_all_flavors_have() -> None:
+def test_nodes_are_kept_together_at_the_lowest_topology_level_of_all_flavors() -> None:
     levels = [{"nodeLabel": label} for label in ("cloud/block", "cloud/rack", "kubernetes.io/hostname")]
     objects = {
         f"{LOCAL}/research": local(),

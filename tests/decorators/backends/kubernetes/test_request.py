@@ -1,4 +1,4 @@
-"""Every value that @kubernetes, @resources and the environment get of a plan."""
+"""Values of @kubernetes, @resources and the environment for a plan."""
 
 from __future__ import annotations
 
@@ -33,42 +33,42 @@ def _lowered(request: Request, **fields: Any) -> tuple[Override, ...]:
 
 
 @pytest.mark.parametrize(("model", "method", "gpu", "nodes"), CASES)
-def test_every_field_of_a_plan_is_asked_for(model: str, method: str, gpu: str, nodes: int) -> None:
-    made = planned(model, method, gpu, nodes)
-    request = made.request
-    asked = _values(request)
+def test_every_field_of_a_plan_is_requested(model: str, method: str, gpu: str, nodes: int) -> None:
+    planned_run = planned(model, method, gpu, nodes)
+    request = planned_run.request
+    values = _values(request)
     machine = hardware.instance(request.instance_type or "")
 
-    assert set(asked.resources) == {"cpu", "memory", "disk", "shared_memory", "gpu"}
-    assert asked.resources["gpu"] == request.gpus_per_node
-    assert asked.resources["shared_memory"] == request.shared_memory_mib
-    assert asked.resources["disk"] == math.ceil(request.disk_mib * MIB / 1e6)
+    assert set(values.resources) == {"cpu", "memory", "disk", "shared_memory", "gpu"}
+    assert values.resources["gpu"] == request.gpus_per_node
+    assert values.resources["shared_memory"] == request.shared_memory_mib
+    assert values.resources["disk"] == math.ceil(request.disk_mib * MIB / 1e6)
     # Enough for the job, no more than planned, and less than the machine has
-    assert made.layout.processes_per_node <= asked.resources["cpu"] <= request.cpu < machine.vcpu
-    memory = asked.resources["memory"] * 10**6
-    assert made.prediction.memory.host_bytes <= memory < 0.95 * machine.ram_bytes
+    assert planned_run.layout.processes_per_node <= values.resources["cpu"] <= request.cpu < machine.vcpu
+    memory = values.resources["memory"] * 10**6
+    assert planned_run.prediction.memory.host_bytes <= memory < 0.95 * machine.ram_bytes
     assert memory <= request.memory_mib * MIB + 10**6
 
-    assert {k: asked.compute[k] for k in ("cpu", "memory", "disk")} == {
-        k: asked.resources[k] for k in ("cpu", "memory", "disk")
+    assert {k: values.compute[k] for k in ("cpu", "memory", "disk")} == {
+        k: values.resources[k] for k in ("cpu", "memory", "disk")
     }
-    assert asked.compute["node_selector"] == {INSTANCE_TYPE: request.instance_type}
-    assert asked.compute["tolerations"] == [
+    assert values.compute["node_selector"] == {INSTANCE_TYPE: request.instance_type}
+    assert values.compute["tolerations"] == [
         {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
     ]
     interfaces = EFA.get(machine.name, 0) if nodes > 1 else 0
-    assert asked.compute.get("extended_resources") == (
+    assert values.compute.get("extended_resources") == (
         {"vpc.amazonaws.com/efa": str(interfaces)} if interfaces else None
     )
-    assert asked.environment == (EFA_VARIABLES if interfaces else {})
-    assert "labels" not in asked.compute
+    assert values.environment == (EFA_VARIABLES if interfaces else {})
+    assert "labels" not in values.compute
 
 
-def test_another_clouds_machine_gets_no_efa() -> None:
+def test_a_machine_of_another_cloud_gets_no_efa() -> None:
     request = planned("llama-70b", "full", "H100", 4, cloud="gcp").request
-    asked = _values(request)
-    assert "extended_resources" not in asked.compute
-    assert asked.environment == {}
+    values = _values(request)
+    assert "extended_resources" not in values.compute
+    assert values.environment == {}
 
 
 def test_a_part_of_a_machine_gets_no_efa_interface() -> None:
@@ -76,19 +76,19 @@ def test_a_part_of_a_machine_gets_no_efa_interface() -> None:
     assert "extended_resources" not in _values(request).compute
 
 
-def test_queue_priority_zone_and_the_requests_own_labels_are_passed_on() -> None:
+def test_queue_priority_zone_and_labels_of_the_request_are_passed_on() -> None:
     request = dataclasses.replace(
         planned("llama-70b", "full", "H100", 4).request, node_labels=(("training-checklist/fit", "true"),)
     )
     options = Options(
         queues=(("H100", "h100-queue"), ("A10G", "other")), priority="research", zone="us-east-1b"
     )
-    asked = _values(request, options=options).compute
-    assert asked["labels"] == {
+    values = _values(request, options=options).compute
+    assert values["labels"] == {
         "kueue.x-k8s.io/queue-name": "h100-queue",
         "kueue.x-k8s.io/priority-class": "research",
     }
-    assert asked["node_selector"] == {
+    assert values["node_selector"] == {
         INSTANCE_TYPE: request.instance_type,
         ZONE: "us-east-1b",
         "training-checklist/fit": "true",
@@ -105,33 +105,33 @@ def test_facts_of_the_cluster_take_precedence_over_the_tables() -> None:
         hugepages_bytes=10 * GIB,
         zone="rack-3",
     )
-    asked = _values(request, facts=facts)
-    assert (asked.resources["cpu"], asked.resources["memory"]) == (20, 100 * GIB // 10**6)
-    assert asked.compute["node_selector"] == {
+    values = _values(request, facts=facts)
+    assert (values.resources["cpu"], values.resources["memory"]) == (20, 100 * GIB // 10**6)
+    assert values.compute["node_selector"] == {
         "nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3",
         ZONE: "rack-3",
     }
-    assert asked.compute["tolerations"] == [
+    assert values.compute["tolerations"] == [
         {"key": "sku", "operator": "Equal", "value": "gpu", "effect": "NoSchedule"}
     ]
-    assert asked.compute["extended_resources"] == {"vpc.amazonaws.com/efa": "8", "hugepages-2Mi": "5120Mi"}
+    assert values.compute["extended_resources"] == {"vpc.amazonaws.com/efa": "8", "hugepages-2Mi": "5120Mi"}
 
 
-def test_a_step_without_gpus_is_not_tied_to_the_machines_that_train() -> None:
-    """Those keep off, by a taint, whoever asks for no GPU."""
+def test_a_step_without_gpus_is_not_restricted_to_the_training_machines() -> None:
+    """A taint keeps steps without GPUs off those nodes."""
     taint = Toleration(key="nvidia.com/gpu", effect="NoSchedule")
     facts = ClusterFacts(labels=((INSTANCE_TYPE, "p5.48xlarge"),), tolerations=(taint,))
     data = request_for(planned("llama-70b", "full", "H100", 2), "data")
-    asked = _values(data, facts=facts).compute
-    assert "node_selector" not in asked
-    assert "tolerations" not in asked
+    values = _values(data, facts=facts).compute
+    assert "node_selector" not in values
+    assert "tolerations" not in values
 
 
 @pytest.mark.parametrize(("nodes", "efa"), [(1, 0), (1, 32), (2, 0), (2, 32)])
-def test_variables_of_efa_come_with_its_interfaces_and_several_nodes_only(nodes: int, efa: int) -> None:
+def test_efa_variables_are_set_only_for_several_nodes_with_efa_interfaces(nodes: int, efa: int) -> None:
     request = dataclasses.replace(planned("llama-70b", "full", "H100", 2).request, nodes=nodes)
-    asked = _values(request, facts=ClusterFacts(efa=efa))
-    assert asked.environment == (EFA_VARIABLES if nodes > 1 and efa else {})
+    values = _values(request, facts=ClusterFacts(efa=efa))
+    assert values.environment == (EFA_VARIABLES if nodes > 1 and efa else {})
 
 
 def test_requests_reduced_to_a_nodes_free_resources_are_noted() -> None:
@@ -149,7 +149,7 @@ def test_requests_reduced_to_a_nodes_free_resources_are_noted() -> None:
     assert (note.name, note.given_by) == ("memory_mib", "allocatable on this machine type")
 
 
-def test_configuration_of_all_steps_is_kept() -> None:
+def test_metaflow_configuration_of_all_steps_is_kept() -> None:
     configured = {
         "node_selector": {"team": "ml"},
         "tolerations": [{"key": "ours", "operator": "Exists"}],
@@ -157,14 +157,14 @@ def test_configuration_of_all_steps_is_kept() -> None:
         "extended_resources": {"example.com/fpga": "1"},
     }
     request = planned("llama-70b", "full", "H100", 4).request
-    asked = _values(request, configured=configured, options=Options(queue="q")).compute
-    assert asked["node_selector"]["team"] == "ml"
-    assert {"key": "ours", "operator": "Exists"} in asked["tolerations"]
-    assert len(asked["tolerations"]) == 2
-    assert (asked["labels"]["cost"], asked["extended_resources"]["example.com/fpga"]) == ("7", "1")
+    values = _values(request, configured=configured, options=Options(queue="q")).compute
+    assert values["node_selector"]["team"] == "ml"
+    assert {"key": "ours", "operator": "Exists"} in values["tolerations"]
+    assert len(values["tolerations"]) == 2
+    assert (values["labels"]["cost"], values["extended_resources"]["example.com/fpga"]) == ("7", "1")
 
 
-def test_a_machine_that_no_cloud_names_is_not_selected_by_its_type() -> None:
+def test_an_on_premises_machine_is_not_selected_by_instance_type() -> None:
     request = Request(
         nodes=1,
         gpus_per_node=1,
@@ -175,9 +175,9 @@ def test_a_machine_that_no_cloud_names_is_not_selected_by_its_type() -> None:
         disk_mib=1024,
         instance_type="n1-standard-8 + 1x T4",
     )
-    asked = _values(request)
-    assert "node_selector" not in asked.compute
-    assert asked.resources["shared_memory"] is None
+    values = _values(request)
+    assert "node_selector" not in values.compute
+    assert values.resources["shared_memory"] is None
 
 
 @pytest.mark.parametrize(
@@ -188,29 +188,29 @@ def test_a_machine_that_no_cloud_names_is_not_selected_by_its_type() -> None:
         ("azure", ("kubernetes.azure.com/scalesetpriority", "spot"), "kubernetes.azure.com/scalesetpriority"),
     ],
 )
-def test_spot_nodes_are_chosen_by_their_label_and_their_taint_is_tolerated(
+def test_spot_nodes_are_selected_by_label_and_their_taint_is_tolerated(
     cloud: str, label: tuple[str, str], taint: str | None
 ) -> None:
     request = dataclasses.replace(planned("llama-70b", "full", "H100", 2).request, cloud=cloud, spot=True)
-    asked = _values(request).compute
-    assert asked["node_selector"][label[0]] == label[1]
-    assert taint in (None, *(item["key"] for item in asked["tolerations"]))
+    values = _values(request).compute
+    assert values["node_selector"][label[0]] == label[1]
+    assert taint in (None, *(item["key"] for item in values["tolerations"]))
     plain = _values(dataclasses.replace(request, spot=False)).compute
     assert label[0] not in plain["node_selector"]
     assert taint not in [item["key"] for item in plain["tolerations"]]
 
 
-def test_how_a_cluster_marks_its_spot_nodes_goes_before_its_cloud_and_one_is_needed() -> None:
+def test_spot_labels_of_the_cluster_take_precedence_over_its_cloud_and_are_required() -> None:
     request = dataclasses.replace(planned("llama-70b", "full", "H100", 2).request, spot=True)
     managed = next(row for row in tables.spot_labels() if "EKS" in row.manager)
-    asked = _values(request, facts=ClusterFacts(spot=managed)).compute
-    assert asked["node_selector"]["eks.amazonaws.com/capacityType"] == "SPOT"
-    assert "karpenter.sh/capacity-type" not in asked["node_selector"]
+    values = _values(request, facts=ClusterFacts(spot=managed)).compute
+    assert values["node_selector"]["eks.amazonaws.com/capacityType"] == "SPOT"
+    assert "karpenter.sh/capacity-type" not in values["node_selector"]
     with pytest.raises(UserError, match="The label of spot nodes of"):
         _values(dataclasses.replace(request, cloud="cluster"))
 
 
-def test_kueue_keeps_the_pods_that_train_together_and_no_others() -> None:
+def test_kueue_keeps_only_the_training_pods_together() -> None:
     request = planned("llama-70b", "lora", "h100-sxm", 2).request
     facts = ClusterFacts(near="cloud/rack")
     patches = _values(request, facts=facts, on_fabric=True).pod_patches

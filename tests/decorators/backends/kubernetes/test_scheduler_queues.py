@@ -1,4 +1,4 @@
-"""Queues of Volcano and KAI: found by name, refused if they could never admit the run, named by the pods."""
+"""Queues of Volcano and KAI: found by name, refused if they can never admit the run, named in the pods."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def volcano(state: str = "Open", **capability: str) -> Any:
 
 
 def kai(name: str = "q", parent: str = "", children: tuple[str, ...] = (), **limits: float) -> Any:
-    resources = {what: {"quota": 0, "limit": limit} for what, limit in limits.items()}
+    resources = {resource: {"quota": 0, "limit": limit} for resource, limit in limits.items()}
     spec = {"resources": resources, **({"parentQueue": parent} if parent else {})}
     return {"metadata": {"name": name}, "spec": spec, "status": {"childQueues": list(children)}}
 
 
 def rows(objects: dict[str, Any], **options: Any) -> list[tuple[str, str]]:
-    """State and text of the findings on the queue "q", with these objects by path."""
+    """Return state and text of the findings on the queue "q", with these objects by path."""
     groups = {path.rpartition("/queues/")[0].rpartition("/")[0] for path in objects}
 
     class Api:

@@ -1,4 +1,4 @@
-"""Which quotas with scopes count a run's pods: as a real API server has it."""
+"""Quotas with scopes that count the pods of a run, compared with a real API server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _patched(**spec: Any) -> Options:
     return Options(pod_template={"spec": spec})
 
 
-def test_a_patch_of_the_pods_decides_in_which_scopes_they_are() -> None:
+def test_the_pod_patch_decides_which_quota_scopes_apply() -> None:
     assert quota_pod(Options()) == QuotaPod()
     assert quota_pod(_patched(activeDeadlineSeconds=None)) == QuotaPod(has_deadline=False)
     assert quota_pod(_patched(priorityClassName="high")) == QuotaPod(priority_class="high")
@@ -32,8 +32,8 @@ def test_a_patch_of_the_pods_decides_in_which_scopes_they_are() -> None:
     assert quota_pod(near) == QuotaPod(across_namespaces=True)
     labeled = {"topologyKey": "zone", "namespaceSelector": {}}
     assert quota_pod(_patched(affinity={"podAntiAffinity": {rule: [labeled]}})).across_namespaces
-    own = {"topologyKey": "zone", "labelSelector": {"matchLabels": {"a": "b"}}}
-    assert not quota_pod(_patched(affinity={"podAffinity": {rule: [own]}})).across_namespaces
+    affinity = {"topologyKey": "zone", "labelSelector": {"matchLabels": {"a": "b"}}}
+    assert not quota_pod(_patched(affinity={"podAffinity": {rule: [affinity]}})).across_namespaces
 
 
 def _demand(operator: str, *values: str) -> Json:
@@ -74,30 +74,35 @@ def namespace(control_plane: ControlPlane) -> str:
         for name, scoped in SCOPED.items()
     ],
 )
-def test_a_quota_is_said_to_count_a_pod_where_the_server_counts_it(
+def test_quota_scopes_match_a_pod_exactly_if_the_server_counts_it(
     control_plane: ControlPlane, namespace: str, scoped: Json
 ) -> None:
     api, path = control_plane.api(), f"/api/v1/namespaces/{namespace}/resourcequotas"
     api.create(path, {"metadata": {"name": "none-left"}, "spec": {"hard": {"pods": "0"}, **scoped}})
     try:
         wait_for(lambda: api.get(f"{path}/none-left").get("status", {}).get("hard"), 60, "it counts")
-        said = {name: bool(read_quotas(api.get, namespace, quota_pod(own))) for name, own in PODS.items()}
-        wait_for(lambda: said == _refused(control_plane, namespace), 30, f"the server says {said}", every=1)
+        counted = {
+            name: bool(read_quotas(api.get, namespace, quota_pod(pod_fields)))
+            for name, pod_fields in PODS.items()
+        }
+        wait_for(
+            lambda: counted == _refused(control_plane, namespace), 30, f"the server says {counted}", every=1
+        )
     finally:
         api.delete(f"{path}/none-left")
 
 
 def _refused(control_plane: ControlPlane, namespace: str) -> dict[str, bool]:
-    """Which of the pods the server refuses for that quota; none is kept."""
+    """Return which of the pods the server refuses under that quota; no pod is created."""
     resources = {"requests": {"cpu": "1", "memory": "1Gi"}}
     main = {"name": "main", "image": "i", "resources": resources}
     spec = {"activeDeadlineSeconds": 60, "containers": [main]}
-    found = {}
-    for name, own in PODS.items():
-        template = {"spec": {**spec, "priorityClassName": own.priority_class}}
-        answer = _answer(control_plane, namespace, merge(template, dict(own.pod_template or {})))
-        found[name] = "exceeded quota: none-left" in answer
-    return found
+    refusals = {}
+    for name, pod_fields in PODS.items():
+        template = {"spec": {**spec, "priorityClassName": pod_fields.priority_class}}
+        answer = _answer(control_plane, namespace, merge(template, dict(pod_fields.pod_template or {})))
+        refusals[name] = "exceeded quota: none-left" in answer
+    return refusals
 
 
 def _answer(control_plane: ControlPlane, namespace: str, template: Json) -> str:

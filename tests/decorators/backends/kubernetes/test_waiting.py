@@ -1,4 +1,4 @@
-"""Why a job has not started, in the words of a real scheduler and job controller; and its end."""
+"""Reasons why a job has not started, from a real scheduler and job controller, and its removal."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def namespace(control_plane: ControlPlane, request: pytest.FixtureRequest) -> st
 
 @pytest.fixture
 def submit(control_plane: ControlPlane, namespace: str, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Creates a Job whose pod asks for that; what Metaflow would wait for."""
+    """Create a Job with this pod; return the object that Metaflow would wait for."""
     monkeypatch.setenv("KUBECONFIG", str(control_plane.kubeconfig()))
 
-    def made(name: str, limits: dict[str, str], **pod: Any) -> WaitedJob:
+    def submit_pod(name: str, limits: dict[str, str], **pod: Any) -> WaitedJob:
         container = {"name": "c", "image": "i", "resources": {"limits": limits}}
         spec = {"restartPolicy": "Never", "containers": [container], **pod}
         control_plane.api().create(
@@ -34,22 +34,24 @@ def submit(control_plane: ControlPlane, namespace: str, monkeypatch: pytest.Monk
         )
         return WaitedJob(backend="kubernetes", kind="job", name=name, namespace=namespace)
 
-    return made
+    return submit_pod
 
 
-def _state(job: WaitedJob, words: str) -> WaitState:
-    """The state, once it says so."""
+def _state(job: WaitedJob, pending_reason: str) -> WaitState:
+    """Wait until the state has the message and return it."""
 
     def reported() -> WaitState | None:
         state = waiting.wait_state(job)
-        return state if words in state.reason else None
+        return state if pending_reason in state.reason else None
 
-    found: WaitState = wait_for(reported, 60, f"{words!r} is told: {waiting.wait_state(job)}", every=0.5)
-    return found
+    pod_state: WaitState = wait_for(
+        reported, 60, f"{pending_reason!r} is told: {waiting.wait_state(job)}", every=0.5
+    )
+    return pod_state
 
 
 @pytest.mark.slow
-def test_the_schedulers_reason_is_shown_and_removal_leaves_no_pod(
+def test_the_reason_of_the_scheduler_is_shown_and_removal_leaves_no_pod(
     submit: Any, control_plane: ControlPlane, namespace: str
 ) -> None:
     job = submit("wants-gpus", {"nvidia.com/gpu": "8"})
@@ -61,7 +63,7 @@ def test_the_schedulers_reason_is_shown_and_removal_leaves_no_pod(
 
 
 @pytest.mark.slow
-def test_a_quota_that_is_used_up_is_the_reason(
+def test_an_exhausted_quota_is_shown_as_the_reason(
     submit: Any, control_plane: ControlPlane, namespace: str
 ) -> None:
     control_plane.kubectl("create", "quota", "none", "--hard=pods=0", "-n", namespace)
@@ -83,7 +85,7 @@ def test_a_permanent_refusal_of_the_pod_ends_the_wait_at_once(
 
 
 @pytest.mark.parametrize(
-    ("said", "for_good"),
+    ("expected", "for_good"),
     [
         ('pods "j-x" is forbidden: violates PodSecurity "restricted:latest": seccompProfile', True),
         ('admission webhook "policy.example" denied the request: no such image', True),
@@ -94,12 +96,12 @@ def test_a_permanent_refusal_of_the_pod_ends_the_wait_at_once(
         ('failed calling webhook "policy.example": connection refused', False),
     ],
 )
-def test_only_permanent_refusals_end_the_wait(said: str, for_good: bool) -> None:
-    assert bool(waiting._PERMANENT.search(f"Error creating: {said}")) is for_good
+def test_only_permanent_refusals_end_the_wait(expected: str, for_good: bool) -> None:
+    assert bool(waiting._PERMANENT.search(f"Error creating: {expected}")) is for_good
 
 
 @pytest.mark.slow
-def test_a_service_account_that_is_missing_is_the_reason(submit: Any) -> None:
+def test_a_missing_service_account_is_shown_as_the_reason(submit: Any) -> None:
     job = submit("nobody", {"cpu": "1"}, serviceAccountName="nobody")
     assert 'serviceaccount "nobody" not found' in _state(job, "nobody").reason
 
@@ -117,15 +119,15 @@ def test_an_image_that_cannot_be_pulled_is_permanent_after_a_grace_period(
         f"{pods}/{pod['metadata']['name']}/status",
         {"status": {"containerStatuses": [{**status, "state": {"waiting": pulling}}]}},
     )
-    found = _state(job, "ErrImagePull")
-    assert (found.reason, found.permanent_failure.grace_period_s) == (
+    pod_state = _state(job, "ErrImagePull")
+    assert (pod_state.reason, pod_state.permanent_failure.grace_period_s) == (
         "ErrImagePull (i): manifest unknown",
         120,
     )
 
 
 @pytest.mark.slow
-def test_an_unreachable_api_is_pending_without_a_reason_to_give_up(
+def test_an_unreachable_api_does_not_end_the_wait(
     submit: Any, control_plane: ControlPlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = submit("unseen", {"cpu": "1"})

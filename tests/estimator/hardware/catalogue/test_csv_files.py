@@ -24,7 +24,7 @@ def refused(file: Path, text: str | bytes) -> UserError:
     return caught.value
 
 
-def test_a_row_overrides_its_filled_cells_only(own: Path) -> None:
+def test_a_row_overrides_only_the_cells_that_it_fills(own: Path) -> None:
     own.write_text("gpu,mem_bw_GBps,bf16_TFLOPS_dense,notes\nRTX A5000,,111,measured here\n")
     made, table = hardware.catalogue(own).gpu("RTX A5000"), hardware.gpu("RTX A5000")
     assert made.peak_flops("bf16") == 111e12
@@ -34,7 +34,7 @@ def test_a_row_overrides_its_filled_cells_only(own: Path) -> None:
     assert str(own) in made.source
 
 
-def test_a_size_of_ones_own_does_not_keep_what_the_driver_leaves_of_the_tables(own: Path) -> None:
+def test_a_user_defined_size_discards_the_driver_size_of_the_table(own: Path) -> None:
     own.write_text("gpu,vram_reported_MiB\nRTX 6000 Ada,49140\n")  # without ECC
     made = hardware.catalogue(own).gpu("RTX 6000 Ada")
     assert (made.usable_bytes, made.driver_bytes) == (49140 * MIB, 0)
@@ -42,14 +42,14 @@ def test_a_size_of_ones_own_does_not_keep_what_the_driver_leaves_of_the_tables(o
     assert hardware.catalogue(own).gpu("RTX 6000 Ada").usable_bytes == pytest.approx(47.4 * GIB, abs=1)
 
 
-def test_a_gpu_is_overridden_by_any_of_its_names(own: Path) -> None:
+def test_a_gpu_can_be_overridden_by_name_or_alias(own: Path) -> None:
     own.write_text("gpu,vram_reported_MiB\nNVIDIA GeForce RTX 4090,24564\n")
     made = hardware.catalogue(own)
     assert made.gpu("4090").vram_bytes == 24564 * MIB
     assert len(made.gpus) == len(hardware.gpus())
 
 
-def test_a_new_gpu_and_a_machine_with_it_stand_in_one_file(own: Path) -> None:
+def test_one_file_may_define_a_gpu_and_a_machine_with_it(own: Path) -> None:
     own.write_text(
         "kind,gpu,vendor,vram_GB,aliases,bf16_TFLOPS_dense,cloud,instance_type,gpu_count,ram_GiB,on_demand_usd_h\n"
         "instance,R200,,,,,onprem,dgx-7,4,1024,0\n"
@@ -65,7 +65,7 @@ def test_a_new_gpu_and_a_machine_with_it_stand_in_one_file(own: Path) -> None:
     assert made.clouds()[-1] == "onprem"
 
 
-def test_a_price_of_ones_own_does_not_keep_the_tables_date(own: Path) -> None:
+def test_a_user_defined_price_discards_the_date_of_the_table(own: Path) -> None:
     own.write_text(
         "instance_type,on_demand_usd_h,price_date\np5.48xlarge,31.5,\np4d.24xlarge,20,2026-07-30\n"
     )
@@ -76,7 +76,7 @@ def test_a_price_of_ones_own_does_not_keep_the_tables_date(own: Path) -> None:
     assert made.instance("p4d.24xlarge").price_age_days(date(2026, 8, 2)) == 3
 
 
-def test_the_environment_variable_names_files_and_the_option_wins(
+def test_the_option_overrides_files_of_the_environment_variable(
     own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = tmp_path / "first.csv", tmp_path / "second.csv"
@@ -130,7 +130,7 @@ def test_the_environment_variable_names_files_and_the_option_wins(
         ("kind,gpu,instance_type,vram_GB", "instance,L4,g6.xlarge,24", "not a column of instance rows", ""),
     ],
 )
-def test_a_mistake_is_named_by_file_line_column_value_and_rule(
+def test_an_invalid_cell_is_reported_with_file_line_column_value_and_rule(
     own: Path, header: str, row: str, says: str, advises: str
 ) -> None:
     error = refused(own, f"{header}\n{row}\n")
@@ -138,7 +138,7 @@ def test_a_mistake_is_named_by_file_line_column_value_and_rule(
     assert advises in error.advice
 
 
-def test_files_that_are_no_tables_are_refused(own: Path) -> None:
+def test_files_that_are_not_tables_are_refused(own: Path) -> None:
     assert "there are no column names" in refused(own, "").problem
     assert "not separated by commas" in refused(own, "gpu;vram_GB\nL4;24\n").problem
     assert "not a CSV file in UTF-8" in refused(own, "gpu,notes\nL4,Gerät\n".encode("latin-1")).problem
@@ -166,7 +166,7 @@ CELLS = st.one_of(
     rows=st.lists(st.lists(CELLS, min_size=1, max_size=8), max_size=3),
 )
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_whatever_a_file_holds_it_is_read_or_refused_in_words(
+def test_any_file_is_read_or_refused_with_a_user_error(
     own: Path, header: list[str], rows: list[list[str]]
 ) -> None:
     with own.open("w", newline="", encoding="utf-8", errors="replace") as file:
@@ -180,7 +180,7 @@ def test_a_file_from_a_spreadsheet_is_read(own: Path) -> None:
     assert hardware.catalogue(own).gpu("L4").notes == "mine"
 
 
-def test_every_cell_of_the_shipped_tables_keeps_the_rules_for_users_files() -> None:
+def test_every_cell_of_the_shipped_tables_satisfies_the_rules_for_user_files() -> None:
     from estimator.hardware.catalogue.csv_files import read_rows
 
     gpus, machines = (read_rows(hardware.DATA / name) for name in ("gpus.csv", "instances.csv"))

@@ -62,7 +62,7 @@ def api(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
             yield api
 
 
-def test_each_call_carries_the_login_and_says_what_it_sends(api: ClusterApi, server: Server) -> None:
+def test_each_call_sends_the_login_and_its_content_type(api: ClusterApi, server: Server) -> None:
     assert api.get(PATH, labelSelector="a=b c") == {"kind": "Thing"}
     api.patch(PATH, {"spec": {"gone": None}})
     api.delete(PATH)
@@ -87,7 +87,7 @@ def test_calls_are_logged_by_method_path_and_status_without_the_login(
     assert "Bearer" not in caplog.text
 
 
-def test_a_right_is_asked_for_without_what_is_left_open(api: ClusterApi, server: Server) -> None:
+def test_a_permission_request_omits_empty_attributes(api: ClusterApi, server: Server) -> None:
     server.body = b'{"status": {"allowed": true}}'
     assert api.may("list", "pods", namespace="", name="n")
     (asked,) = [body["spec"]["resourceAttributes"] for _, _, _, body in server.requests]
@@ -100,7 +100,7 @@ def test_a_right_is_asked_for_without_what_is_left_open(api: ClusterApi, server:
     ("body", "words", "text"),
     [(b'{"message": "no such thing"}', "no such thing", "no such thing"), (b"<html>", "", "status 404")],
 )
-def test_a_refusal_keeps_the_servers_status_and_words(
+def test_a_refusal_has_the_status_and_message_of_the_server(
     api: ClusterApi, server: Server, body: bytes, words: str, text: str
 ) -> None:
     server.status, server.body = 404, body
@@ -118,7 +118,7 @@ def test_servers_that_are_not_a_kubernetes_api_are_recognized(
         api.get(PATH)
 
 
-def test_no_call_outlasts_its_limit_and_none_begins_without_time(api: ClusterApi, server: Server) -> None:
+def test_no_call_exceeds_its_time_limit_or_starts_after_it(api: ClusterApi, server: Server) -> None:
     server.delay_s = 3
     api.clock = Clock(call_s=0.3)
     began = time.monotonic()
@@ -130,7 +130,7 @@ def test_no_call_outlasts_its_limit_and_none_begins_without_time(api: ClusterApi
         api.get(PATH)
 
 
-def test_a_certificate_that_nobody_vouches_for_is_no_answer(
+def test_an_untrusted_certificate_raises_untrusted_error(
     api: ClusterApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path, api.host.replace("http:", "https:"))))

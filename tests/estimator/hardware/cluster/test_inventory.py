@@ -8,7 +8,7 @@ import pytest
 
 from estimator import hardware
 from estimator.hardware.cluster import Cluster
-from estimator.hardware.cluster.inventory import ClusterState, offered
+from estimator.hardware.cluster.inventory import ClusterState, cluster_capacity
 from estimator.hardware.cluster.nodes import node_of
 from estimator.hardware.cluster.pods import PodRules, Usage, read_usage
 from estimator.hardware.cluster.pools import Autoscalers, NodeGroup, pool_of
@@ -30,7 +30,7 @@ def state(*nodes: dict[str, Any], **more: Any) -> ClusterState:
 
 
 def offers(seen: ClusterState, **rules: Any) -> Cluster:
-    return offered(seen, hardware.current(), PodRules(**rules))
+    return cluster_capacity(seen, hardware.current(), PodRules(**rules))
 
 
 def used(gpus: int, cpu: float = 8, pod: str = "team/train") -> Usage:
@@ -41,7 +41,7 @@ def name_of(node: dict[str, Any]) -> str:
     return str(node["metadata"]["name"])
 
 
-def test_nodes_with_as_much_free_are_a_group_and_daemon_pods_are_left_their_part() -> None:
+def test_nodes_are_grouped_by_free_resources_after_requests_of_daemon_pods() -> None:
     nodes = [eks_p5(number) for number in range(4)]
     busy = {name_of(nodes[0]): used(8), name_of(nodes[1]): used(3), name_of(nodes[2]): used(0, cpu=2)}
     found = {nodes.free_gpus: nodes for nodes in offers(state(*nodes, usage=busy)).nodes}
@@ -51,7 +51,7 @@ def test_nodes_with_as_much_free_are_a_group_and_daemon_pods_are_left_their_part
     assert found[5].holders == ("team/train",)
 
 
-def test_a_node_without_cores_has_no_gpus_to_give() -> None:
+def test_a_node_without_free_cores_has_no_free_gpus() -> None:
     node = eks_p5(1)
     (group,) = offers(state(node, usage={name_of(node): used(0, cpu=188)})).nodes
     assert group.free_gpus == 3  # 191.45 cores, one for each GPU at least
@@ -63,20 +63,20 @@ def test_without_reported_usage_all_gpus_count_as_free() -> None:
     assert group.free_gpus == 8
 
 
-def test_a_selector_and_a_zone_leave_the_nodes_that_the_pods_may_go_to() -> None:
+def test_selector_and_zone_exclude_other_nodes() -> None:
     seen = state(eks_p5(1), eks_p5(2), gke_l4(1))
     assert {group.count for group in offers(seen, zone="us-east-1a").nodes} == {1}
     by_label = offers(seen, node_selector=(("cloud.google.com/gke-nodepool", "l4"),))
     assert [group.instance.name for group in by_label.nodes] == ["g2-standard-8"]
 
 
-def test_a_fence_is_what_neither_the_pods_nor_the_table_tolerate() -> None:
+def test_taints_outside_pod_tolerations_and_table_exclude_a_node() -> None:
     node = karpenter_a100(1)
     node["spec"]["taints"].append({"key": "team", "value": "vision", "effect": "NoSchedule"})
     (group,) = offers(state(node)).nodes
     assert group.untolerated_taints == ("team=vision:NoSchedule",)
-    assert offers(state(node)).open.nodes == ()
-    assert offers(state(node)).open.skipped[0].names == ("karpenter-1",)
+    assert offers(state(node)).usable.nodes == ()
+    assert offers(state(node)).usable.skipped[0].names == ("karpenter-1",)
     own = Toleration(key="team", effect="NoSchedule", value="vision")
     assert offers(state(node), tolerations=(own,)).nodes[0].untolerated_taints == ()
     # Tolerations of the user's own stand instead of the table's
@@ -103,7 +103,7 @@ def machines(cluster: Cluster) -> dict[str, int | None]:
     return {group.instance.name: group.max_new_nodes for group in cluster.nodes}
 
 
-def test_a_pool_without_nodes_counts_as_the_machines_that_its_rules_allow() -> None:
+def test_a_node_pool_without_nodes_offers_the_instance_types_of_its_rules() -> None:
     family = ("karpenter.k8s.aws/instance-family", "In", ["p5", "g6e"])
     found = machines(pooled(pool(family, ("karpenter.k8s.aws/instance-gpu-count", "Gt", ["3"]))))
     assert H100 in found
@@ -115,7 +115,7 @@ def test_a_pool_without_nodes_counts_as_the_machines_that_its_rules_allow() -> N
     assert (limited[H100], limited["g6e.48xlarge"], limited["g6e.12xlarge"]) == (1, 1, 2)
 
 
-def test_a_pool_of_one_cloud_starts_no_machine_of_another() -> None:
+def test_a_node_pool_offers_only_machines_of_its_cloud() -> None:
     of_azure = [group.instance for group in pooled(pool(group="karpenter.azure.com")).nodes]
     assert {machine.cloud for machine in of_azure} == {"azure"}
     assert min(machine.gpu_count for machine in of_azure) > 0, "no shares of a GPU"
@@ -124,7 +124,7 @@ def test_a_pool_of_one_cloud_starts_no_machine_of_another() -> None:
     assert pooled(pool(group="karpenter.example.com")).nodes == ()
 
 
-def test_a_pools_labels_and_zones_must_go_with_what_the_pods_ask_for() -> None:
+def test_a_node_pool_must_match_the_labels_and_zones_of_the_pods() -> None:
     zoned = pool(("topology.kubernetes.io/zone", "In", ["us-east-1b"]), labels={"team": "nlp"})
     assert pooled(zoned, zone="us-east-1b").nodes
     assert not pooled(zoned, zone="us-east-1a").nodes
@@ -135,10 +135,10 @@ def groups(*nodes: dict[str, Any], reported: tuple[NodeGroup, ...]) -> Cluster:
     return offers(state(*nodes, autoscalers=Autoscalers(groups=reported)))
 
 
-def test_a_node_group_adds_more_of_the_nodes_that_it_has() -> None:
+def test_a_node_group_offers_more_nodes_of_its_present_type() -> None:
     reported = (
-        NodeGroup(name="gke-prod-l4-0a1b-grp", now=1, most=5),
-        NodeGroup(name="gke-prod-cpus-2c3d-grp", now=1, most=9),
+        NodeGroup(name="gke-prod-l4-0a1b-grp", nodes=1, max_nodes=5),
+        NodeGroup(name="gke-prod-cpus-2c3d-grp", nodes=1, max_nodes=9),
     )
     cpu = {**CPU_NODE, "metadata": {"name": "c", "labels": {"cloud.google.com/gke-nodepool": "cpus"}}}
     (group,) = groups(gke_l4(1), cpu, reported=reported).nodes
@@ -146,19 +146,19 @@ def test_a_node_group_adds_more_of_the_nodes_that_it_has() -> None:
     assert group.added_by == "the node group gke-prod-l4-0a1b-grp"
 
 
-def test_the_longer_name_tells_two_node_groups_apart() -> None:
+def test_nodes_belong_to_the_node_group_with_the_longest_matching_name() -> None:
     spot = gke_l4(2, **{"cloud.google.com/gke-nodepool": "l4-spot", "cloud.google.com/gke-spot": "true"})
-    reported = (NodeGroup(name="gke-prod-l4-spot-2c3d-grp", now=1, most=3),)
+    reported = (NodeGroup(name="gke-prod-l4-spot-2c3d-grp", nodes=1, max_nodes=3),)
     by_spot = {group.spot: group.max_new_nodes for group in groups(gke_l4(1), spot, reported=reported).nodes}
     assert by_spot == {None: 0, True: 2}
 
 
-def test_machines_of_a_node_group_without_nodes_are_a_guess_of_the_same_cloud() -> None:
-    found = groups(gke_l4(1), reported=(NodeGroup(name="gke-prod-big-0a1b-grp", now=0, most=2),))
+def test_an_empty_node_group_offers_guessed_machines_of_its_cloud() -> None:
+    found = groups(gke_l4(1), reported=(NodeGroup(name="gke-prod-big-0a1b-grp", nodes=0, max_nodes=2),))
     guesses = [group for group in found.nodes if group.guessed]
     assert {group.instance.cloud for group in guesses} == {"gcp"}
     assert {group.max_new_nodes for group in guesses} == {2}
-    assert not groups(bare_metal("a", {}), reported=(NodeGroup(name="racks", now=0, most=2),)).nodes
+    assert not groups(bare_metal("a", {}), reported=(NodeGroup(name="racks", nodes=0, max_nodes=2),)).nodes
 
 
 def test_unknown_node_groups_are_reported_on_clouds_that_may_have_some() -> None:
@@ -175,7 +175,7 @@ def test_unknown_node_groups_are_reported_on_clouds_that_may_have_some() -> None
         ("openstack:///abc", "gpu.8xlarge", False),
     ],
 )
-def test_a_clouds_price_is_for_that_clouds_machines(provider: str, kind: str, priced: bool) -> None:
+def test_a_cloud_price_applies_only_to_machines_of_that_cloud(provider: str, kind: str, priced: bool) -> None:
     node = eks_p5(1, labels={"node.kubernetes.io/instance-type": kind})
     node["spec"]["providerID"] = provider
     (group,) = offers(state(node)).nodes

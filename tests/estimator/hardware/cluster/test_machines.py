@@ -32,7 +32,7 @@ def _nobodys_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in ("FINETUNE_HARDWARE", "KUBECONFIG", "KUBERNETES_SERVICE_HOST"):
         monkeypatch.delenv(name, raising=False)
-    hardware.forget()
+    hardware.clear_cache()
 
 
 def node(
@@ -222,7 +222,7 @@ def reasons(cluster: Cluster) -> dict[str, tuple[str, ...]]:
     return {aside.reason: aside.names for aside in cluster.skipped}
 
 
-def test_equal_nodes_of_eks_are_one_group_with_what_can_be_allocated(api: Api) -> None:
+def test_equal_eks_nodes_form_one_group_with_their_allocatable_resources(api: Api) -> None:
     api.nodes = [eks_p5(1), CPU_NODE, eks_p5(2)]
     cluster = read_cluster()
     assert (cluster.context, cluster.nodes_without_gpu, cluster.skipped) == ("training", 1, ())
@@ -236,7 +236,7 @@ def test_equal_nodes_of_eks_are_one_group_with_what_can_be_allocated(api: Api) -
     assert group.names == ("ip-10-0-0-1.ec2.internal", "ip-10-0-0-2.ec2.internal")
 
 
-def test_karpenters_labels_tell_an_a100_of_40_gb_from_one_of_80(api: Api) -> None:
+def test_karpenter_labels_distinguish_a100_40_gb_and_80_gb(api: Api) -> None:
     api.nodes = [karpenter_a100(1), karpenter_a100(2, mib="81920")]
     small, large = read_cluster().nodes
     assert (small.gpu.name, large.gpu.name) == ("A100 SXM 40GB", "A100 SXM 80GB")
@@ -247,7 +247,7 @@ def test_karpenters_labels_tell_an_a100_of_40_gb_from_one_of_80(api: Api) -> Non
     assert large.instance.cloud == "aws"
 
 
-def test_gkes_labels_are_read_and_what_pods_can_have_comes_from_the_node(api: Api) -> None:
+def test_gke_labels_name_the_gpu_and_resources_are_the_allocatable_ones(api: Api) -> None:
     api.nodes = [gke_l4(1), gke_l4(2, **{"cloud.google.com/gke-spot": "true"})]
     bought, spot = read_cluster().nodes
     assert (bought.instance.cloud, bought.instance.name, bought.gpu.name) == ("gcp", "g2-standard-8", "L4")
@@ -255,7 +255,7 @@ def test_gkes_labels_are_read_and_what_pods_can_have_comes_from_the_node(api: Ap
     assert (bought.spot, spot.spot) == (None, True)
 
 
-def test_a_machine_of_no_cloud_is_named_by_its_gpus(api: Api) -> None:
+def test_an_on_premises_node_is_named_by_its_gpus(api: Api) -> None:
     api.nodes = [
         bare_metal(
             "box", {"nvidia.com/gpu.product": "NVIDIA-GeForce-RTX-4090", "nvidia.com/gpu.memory": "24564"}
@@ -268,7 +268,7 @@ def test_a_machine_of_no_cloud_is_named_by_its_gpus(api: Api) -> None:
     assert group.instance.usd_per_hour is None
 
 
-def test_a_node_without_gpu_labels_is_known_by_its_machine_type(api: Api) -> None:
+def test_a_node_without_gpu_labels_is_identified_by_its_machine_type(api: Api) -> None:
     bare = node(
         "plain",
         {"node.kubernetes.io/instance-type": "g5.12xlarge"},
@@ -289,7 +289,7 @@ def test_a_node_without_gpu_labels_is_known_by_its_machine_type(api: Api) -> Non
     }
 
 
-def test_nodes_that_take_no_pods_are_counted_apart(api: Api) -> None:
+def test_unschedulable_nodes_are_skipped_with_the_reason(api: Api) -> None:
     api.nodes = [eks_p5(1), eks_p5(2, ready="False"), eks_p5(3, ready="Unknown"), eks_p5(4, cordoned=True)]
     cluster = read_cluster()
     assert [group.count for group in cluster.nodes] == [1]
@@ -327,7 +327,7 @@ def test_partial_and_unknown_gpus_are_reported_and_never_guessed(
     assert aside.names == ("ip-10-0-0-1.ec2.internal",)
 
 
-def test_karpenters_name_beside_a_size_that_does_not_fit_is_unknown(api: Api) -> None:
+def test_a_karpenter_gpu_name_with_a_contradictory_size_is_unknown(api: Api) -> None:
     api.nodes = [karpenter_a100(1, mib="163840")]
     (aside,) = read_cluster().skipped
     assert "karpenter.k8s.aws/instance-gpu-name=a100 of 163840 MiB" in aside.reason
@@ -386,7 +386,7 @@ def test_hami_names_its_physical_gpus(api: Api, annotation: str, reason: str | N
 
 
 @pytest.mark.parametrize("key", ["karpenter.sh/disrupted", "ToBeDeletedByClusterAutoscaler"])
-def test_a_node_in_a_passing_state_is_never_used(api: Api, key: str) -> None:
+def test_a_node_with_a_temporary_taint_is_never_used(api: Api, key: str) -> None:
     """Not even where the user tolerates every taint."""
     api.nodes = [
         eks_p5(1, taints=((key, "", "NoSchedule"),)),
@@ -398,13 +398,13 @@ def test_a_node_in_a_passing_state_is_never_used(api: Api, key: str) -> None:
     assert [group.count for group in cluster.nodes] == [1]
 
 
-def test_whole_gpus_beside_mig_slices_can_be_used(api: Api) -> None:
+def test_complete_gpus_next_to_mig_slices_are_usable(api: Api) -> None:
     api.nodes = [eks_p5(1, resources={"nvidia.com/gpu": "6", "nvidia.com/mig-3g.40gb": "4"})]
     (group,) = read_cluster().nodes
     assert group.instance.gpu_count == 6
 
 
-def test_a_gpu_of_the_users_own_table_is_known(api: Api, tmp_path: Path) -> None:
+def test_a_gpu_of_a_user_table_is_recognized(api: Api, tmp_path: Path) -> None:
     own = tmp_path / "own.csv"
     own.write_text("gpu,vendor,vram_GB,aliases\nH900,nvidia,900,NVIDIA H900\n")
     api.nodes = [
@@ -414,7 +414,7 @@ def test_a_gpu_of_the_users_own_table_is_known(api: Api, tmp_path: Path) -> None
     assert (group.gpu.name, group.gpu.vram_bytes) == ("H900", 920000 * MIB)
 
 
-def test_the_clusters_machines_are_a_catalogue_to_plan_with(api: Api) -> None:
+def test_cluster_nodes_become_the_catalogue_for_planning(api: Api) -> None:
     api.nodes = [eks_p5(1), gke_l4(1), eks_p5(2, resources={"nvidia.com/gpu": "6"})]
     cluster = read_cluster()
     assert len(cluster.nodes) == 3
@@ -426,7 +426,7 @@ def test_the_clusters_machines_are_a_catalogue_to_plan_with(api: Api) -> None:
         assert (hardware.gpu("H100").vram_bytes, hardware.gpu("T4").vram_bytes) == (81559 * MIB, 15360 * MIB)
 
 
-def test_a_big_cluster_is_read_page_by_page(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_cluster_is_read_page_by_page(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster_api, "PAGE", 2)
     api.nodes = [eks_p5(number) for number in range(5)]
     assert [group.count for group in read_cluster().nodes] == [5]
@@ -440,7 +440,7 @@ def refused(context: str | None = None) -> UserError:
     return caught.value
 
 
-def test_no_kubeconfig_is_one_clear_line(tmp_path: Path) -> None:
+def test_a_missing_kubeconfig_is_a_one_line_error(tmp_path: Path) -> None:
     error = refused()
     assert error.problem == f"There is no kubeconfig at {tmp_path}/.kube/config."
     assert "KUBECONFIG" in error.advice
@@ -460,7 +460,7 @@ def test_a_kubeconfig_without_a_current_context_asks_for_one(tmp_path: Path) -> 
     assert "cannot be reached" in refused("training").problem  # that one is found
 
 
-def test_a_broken_kubeconfig_is_one_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_kubeconfig_is_a_one_line_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "kubeconfig"
     monkeypatch.setenv("KUBECONFIG", str(file))
     for text, says in (
@@ -474,7 +474,7 @@ def test_a_broken_kubeconfig_is_one_clear_line(tmp_path: Path, monkeypatch: pyte
         assert says in refused().problem
 
 
-def test_missing_permission_names_the_rule(api: Api) -> None:
+def test_a_missing_permission_error_names_the_rbac_rule(api: Api) -> None:
     api.status = 403
     said = (
         'nodes is forbidden: User "robin" cannot list resource "nodes" in API group "" at the cluster scope'

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from estimator.hardware.cluster.pods import ASKED_NODES, largest_daemon_requests
+from estimator.hardware.cluster.pods import SAMPLED_NODES, largest_daemon_requests
 from estimator.hardware.cluster.tables import PodResources
 
 MIB = 2**20
@@ -52,16 +52,16 @@ def test_pods_of_daemon_sets_and_of_the_node_itself_are_summed() -> None:
     assert "status.phase!=Succeeded" in cluster.asked[-1]
 
 
-def test_of_several_nodes_the_fullest_counts_and_only_a_few_are_asked() -> None:
+def test_daemon_requests_are_the_maximum_over_a_few_sampled_nodes() -> None:
     light, heavy = [_pod("DaemonSet", ("100m", "2Gi"))], [_pod("DaemonSet", ("1", "1Gi"))]
     cluster = _Nodes(**{f"n{i}": heavy if i == 1 else light for i in range(9)})
     assert largest_daemon_requests(cluster.get, [f"n{i}" for i in range(9)]) == PodResources(
         cpu=1, memory_bytes=2048 * MIB
     )
-    assert len(cluster.asked) - 1 == ASKED_NODES
+    assert len(cluster.asked) - 1 == SAMPLED_NODES
 
 
-def test_a_node_without_any_or_no_node_at_all_tells_nothing() -> None:
+def test_daemon_requests_are_unknown_without_nodes_or_daemon_pods() -> None:
     cluster = _Nodes(a=[_pod("DaemonSet", ("100m", "1Gi"))], new=[_pod("Job", ("1", "1Gi"))])
     assert largest_daemon_requests(cluster.get, ["a", "new"]) is None
     assert largest_daemon_requests(cluster.get, []) is None

@@ -70,11 +70,11 @@ def test_a_node_pool_that_allows_the_machine_may_add_it(requirement: tuple[str, 
         (("karpenter.k8s.aws/instance-gpu-count", "Gt", []), "instance-gpu-count Gt"),
     ],
 )
-def test_a_node_pool_that_does_not_is_named_with_its_rule(requirement: Any, why: str) -> None:
+def test_a_node_pool_that_excludes_the_machine_is_reported_with_its_rule(requirement: Any, why: str) -> None:
     assert why in (refusal(_pool(requirement), REQUEST) or "")
 
 
-def test_a_node_pools_limits_count_beside_what_it_has_started() -> None:
+def test_node_pool_limits_include_resources_already_started() -> None:
     assert refusal(_pool(limits={"nvidia.com/gpu": 16}), REQUEST) is None
     assert (
         refusal(_pool(limits={"nvidia.com/gpu": 8}), REQUEST)
@@ -87,7 +87,7 @@ def test_a_node_pools_limits_count_beside_what_it_has_started() -> None:
     assert _pool().machines_left(hardware.instance("p5.48xlarge")) is None
 
 
-def test_a_taint_of_a_node_pools_nodes_must_be_tolerated() -> None:
+def test_node_pools_with_untolerated_taints_add_no_nodes() -> None:
     of_gpus = _pool(taints=[{"key": "nvidia.com/gpu", "value": "true", "effect": "NoSchedule"}])
     assert refusal(of_gpus, REQUEST) is None
     assert "taint nvidia.com/gpu=true:NoSchedule" in (
@@ -99,7 +99,7 @@ def test_a_taint_of_a_node_pools_nodes_must_be_tolerated() -> None:
     assert refusal(of_team, REQUEST, tolerations=(ours,)) is None
 
 
-def test_a_node_pool_of_other_labels_or_zones_than_the_pods_select_adds_none() -> None:
+def test_node_pools_outside_the_selected_labels_or_zones_add_no_nodes() -> None:
     zoned = _pool(("topology.kubernetes.io/zone", "In", ["us-east-1b"]))
     assert refusal(zoned, REQUEST, zone="us-east-1b") is None
     assert "zone In us-east-1b" in (refusal(zoned, REQUEST, zone="us-east-1a") or "")
@@ -108,7 +108,7 @@ def test_a_node_pool_of_other_labels_or_zones_than_the_pods_select_adds_none() -
     assert refusal(team, replace(REQUEST, node_labels=(("team", "vision"),))) == "team is nlp"
 
 
-def test_what_pods_must_tolerate_of_nodes_that_may_come_is_told() -> None:
+def test_growth_reports_the_tolerations_for_new_nodes() -> None:
     tainted = _object(taints=[{"key": "nvidia.com/gpu", "effect": "NoSchedule"}])
     assert _grown(_cluster([tainted])).tolerations == (Toleration(key="nvidia.com/gpu", effect="NoSchedule"),)
 
@@ -116,11 +116,13 @@ def test_what_pods_must_tolerate_of_nodes_that_may_come_is_told() -> None:
 @pytest.mark.parametrize(
     ("values", "spot"), [(["spot"], True), (["on-demand"], False), (["spot", "on-demand"], None)]
 )
-def test_whether_a_node_pools_machines_are_spot(values: list[str], spot: bool | None) -> None:
+def test_the_capacity_type_rule_decides_whether_a_node_pool_is_spot(
+    values: list[str], spot: bool | None
+) -> None:
     assert _pool(("karpenter.sh/capacity-type", "In", values)).spot is spot
 
 
-def test_a_node_pool_of_on_demand_machines_adds_none_for_a_spot_run() -> None:
+def test_on_demand_node_pools_add_no_nodes_for_a_spot_run() -> None:
     spot = replace(REQUEST, spot=True)
     on_demand = _pool(("karpenter.sh/capacity-type", "In", ["on-demand"]))
     assert refusal(on_demand, spot) == "karpenter.sh/capacity-type In on-demand"
@@ -171,13 +173,13 @@ def _grown(get: Any, *clouds: str, may: Any = _may) -> Growth:
 
 
 @pytest.mark.parametrize("clouds", [(), ("gcp",), ("aws",)])
-def test_without_an_autoscaler_nothing_grows(clouds: tuple[str, ...]) -> None:
+def test_without_an_autoscaler_no_nodes_are_added(clouds: tuple[str, ...]) -> None:
     grown = _grown(_cluster(None), *clouds)
     assert not grown.possible
     assert grown.why == "no autoscaler found"
 
 
-def test_node_pools_that_all_refuse_are_the_answer() -> None:
+def test_if_all_node_pools_refuse_the_reason_lists_them() -> None:
     pools = [_object(("kubernetes.io/arch", "In", ["arm64"]))]
     grown = _grown(_cluster(pools), "aws")
     assert not grown.possible
@@ -196,13 +198,13 @@ nodeGroups:
 """
 
 
-def test_the_cluster_autoscaler_says_which_group_could_grow() -> None:
+def test_the_status_of_the_cluster_autoscaler_shows_which_group_can_grow() -> None:
     grown = _grown(_cluster(None, GROUPS.format(most=4)))
     assert grown.possible  # on premises too
     assert grown.why == "the cluster autoscaler may add nodes to gke-gpus-grp (0 of 4 nodes)"
 
 
-def test_groups_of_their_largest_size_are_told() -> None:
+def test_node_groups_at_maximum_size_are_reported() -> None:
     full = _cluster(None, GROUPS.format(most=0))
     assert not _grown(full).possible
     grown = _grown(full, "gcp")
@@ -225,7 +227,7 @@ def test_an_unreadable_status_is_ignored(status: str | None) -> None:
     assert _grown(_cluster(None, status), "aws").possible is (status is not None)
 
 
-def test_an_older_autoscalers_text_is_read() -> None:
+def test_the_text_status_of_older_autoscalers_is_read() -> None:
     text = """Cluster-autoscaler status at 2023-01-01 01:02:03 +0000 UTC:
 Cluster-wide:
   Health:      Healthy (ready=3 unready=0 notStarted=0 registered=3 longUnregistered=0)
@@ -238,13 +240,13 @@ NodeGroups:
   Health:      Healthy (ready=2 unready=0 registered=2 cloudProviderTarget=2 (minSize=1, maxSize=2))
 """
     found = read_autoscalers(_cluster(None, text), _may).groups
-    assert [(group.name, group.now, group.most) for group in found] == [
+    assert [(group.name, group.nodes, group.max_nodes) for group in found] == [
         ("gke-c-gpus-0a1b-grp", 1, 5),
         ("gke-c-cpus-2c3d-grp", 2, 2),
     ]
 
 
-def test_a_status_that_this_login_may_not_read_is_not_asked_for() -> None:
+def test_an_autoscaler_status_without_read_permission_is_not_requested() -> None:
     def get(path: str, **_: str) -> dict[str, Any]:
         assert "configmaps" not in path
         raise ApiRefusedError(404, "not found")

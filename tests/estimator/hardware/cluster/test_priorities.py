@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from estimator.hardware.cluster.priorities import read_priority_classes, usual_priority_class
+from estimator.hardware.cluster.priorities import default_priority_class, read_priority_classes
 
 
 def _get(path: str) -> dict[str, Any]:
@@ -18,9 +18,9 @@ def _get(path: str) -> dict[str, Any]:
     }
 
 
-def test_classes_are_read_the_lowest_first() -> None:
+def test_priority_classes_are_sorted_lowest_first() -> None:
     assert [item.name for item in read_priority_classes(_get)] == ["lowest", "lower", "usual", "high"]
 
 
-def test_of_several_defaults_the_lowest_counts_and_without_one_there_is_none() -> None:
-    assert (usual_priority_class(_get), usual_priority_class(lambda _: {"items": []})) == ("lower", "")
+def test_the_lowest_of_several_default_classes_is_used_and_none_without_a_default() -> None:
+    assert (default_priority_class(_get), default_priority_class(lambda _: {"items": []})) == ("lower", "")

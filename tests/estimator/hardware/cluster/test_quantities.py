@@ -16,7 +16,7 @@ WRITTEN = (
 
 
 @pytest.mark.parametrize("text", WRITTEN)
-def test_it_is_what_kubernetes_own_client_reads(text: str) -> None:
+def test_quantities_are_parsed_like_the_kubernetes_client_does(text: str) -> None:
     parse = pytest.importorskip("kubernetes.utils").parse_quantity
     assert quantity(text) == float(parse(text))
 

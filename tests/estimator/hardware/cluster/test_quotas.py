@@ -34,12 +34,12 @@ def _by_class(operator: str, *values: str) -> dict[str, Any]:
     return _quota(scopeSelector={"matchExpressions": [demand]})
 
 
-def test_a_quota_is_read_with_what_is_used_of_it() -> None:
+def test_a_quota_is_read_with_limit_and_usage() -> None:
     hard = {"requests.nvidia.com/gpu": "8", "memory": "1Ti", "pods": "20"}
     quota = {"metadata": {"name": "team"}, "status": {"hard": hard, "used": {"memory": "256Gi"}}}
     found = {line.resource: line for line in read_quotas(_server(quota), "research", QuotaPod())}
-    assert found["nvidia.com/gpu"] == Quota(name="team", what="requests.nvidia.com/gpu", most=8, used=0)
-    assert found["memory"].amount(found["memory"].left) == "768Gi"
+    assert found["nvidia.com/gpu"] == Quota(name="team", key="requests.nvidia.com/gpu", limit=8, used=0)
+    assert found["memory"].amount(found["memory"].remaining) == "768Gi"
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_a_quota_counts_a_pod_that_is_within_all_its_scopes(scopes: tuple[str, .
         assert bool(read_quotas(_server(quota), "research", QuotaPod())) is counted
 
 
-def test_pods_without_a_deadline_and_with_foreign_affinities_are_in_other_scopes() -> None:
+def test_deadline_and_cross_namespace_affinity_decide_the_scopes_of_a_pod() -> None:
     pod = QuotaPod(has_deadline=False, across_namespaces=True)
     names = ("Terminating", "NotTerminating", "CrossNamespacePodAffinity")
     counted = [name for name in names if read_quotas(_server(_quota(scopes=[name])), "research", pod)]
@@ -85,7 +85,7 @@ def test_a_quota_by_priority_class_counts_the_pods_of_that_class(
     assert {each for each in named if read_quotas(get, "research", QuotaPod(priority_class=each))} == counted
 
 
-def test_a_pod_that_names_no_class_is_of_the_clusters_default() -> None:
+def test_a_pod_without_a_priority_class_has_the_default_one_of_the_cluster() -> None:
     usual = {"metadata": {"name": "low"}, "value": 5, "globalDefault": True}
     other = {"metadata": {"name": "high"}, "value": 9}
     for_low = _by_class("In", "low")
@@ -98,5 +98,5 @@ def test_a_pod_that_names_no_class_is_of_the_clusters_default() -> None:
 def test_a_quota_with_scopes_limits_pods_and_no_other_objects() -> None:
     hard = dict.fromkeys(("count/jobs.batch", "count/pods", "services", "cpu", "pods"), "1")
     scoped = read_quotas(_server(_quota(hard, scopes=["Terminating"])), "research", QuotaPod())
-    assert {line.what for line in scoped} == {"count/pods", "cpu", "pods"}
+    assert {line.key for line in scoped} == {"count/pods", "cpu", "pods"}
     assert len(read_quotas(_server(_quota(hard)), "research", QuotaPod())) == len(hard)

@@ -32,12 +32,12 @@ def test_every_label_names_a_gpu_of_the_table() -> None:
             assert re.fullmatch(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", value)
 
 
-def test_a_label_with_its_value_stands_for_one_gpu_only() -> None:
+def test_each_label_value_identifies_one_gpu() -> None:
     seen = [row.labels for row in tables.gpu_labels()]
     assert len(seen) == len(set(seen))
 
 
-def test_nodes_are_read_by_their_labels() -> None:
+def test_the_labels_of_a_row_identify_its_gpu_on_a_node() -> None:
     """The estimator reads the same labels from nodes; both ways must agree."""
     for row in tables.gpu_labels():
         value = dict(row.labels)
@@ -58,12 +58,12 @@ def test_a_small_machine_leaves_pods_less_than_nine_tenths() -> None:
     assert room.cpu == pytest.approx(4 - 0.06 - 0.01 - 0.01 - 0.4)
 
 
-def test_nothing_is_known_of_a_machine_whose_size_is_not() -> None:
+def test_pod_resources_are_unknown_for_a_machine_of_unknown_size() -> None:
     unknown = replace(hardware.instance("g2-standard-4"), ram_bytes=None)
     assert tables.pod_resources_on(unknown) is None
 
 
-def test_every_machine_leaves_pods_something_and_never_all() -> None:
+def test_pod_resources_are_positive_and_below_the_machine_size() -> None:
     for item in hardware.instances():
         room = tables.pod_resources_on(item)
         if room is not None:

@@ -37,7 +37,7 @@ def test_prices_of_linux_on_shared_machines_are_kept_with_date_region_and_source
         assert len(body["Filters"][-1]["Value"]) <= 1024
 
 
-def test_the_table_agrees_with_ec2_on_every_machine_that_ec2_describes(aws: None) -> None:
+def test_the_shipped_table_agrees_with_recorded_ec2_descriptions(aws: None) -> None:
     answer = refresh_aws.fetch(hardware.catalogue(), time.monotonic() + 60, TODAY)
     assert "by the table" not in answer.line
     described = {name: cells for name, cells in answer.machines.items() if "vcpu" in cells}
@@ -49,7 +49,7 @@ def test_the_table_agrees_with_ec2_on_every_machine_that_ec2_describes(aws: None
         assert cells["fabric"] == item.fabric
 
 
-def test_a_machine_whose_gpus_differ_is_told_and_not_believed(aws: None, tmp_path: Path) -> None:
+def test_an_ec2_description_with_other_gpus_is_reported_and_ignored(aws: None, tmp_path: Path) -> None:
     own = tmp_path / "own.csv"
     own.write_text("instance_type,gpu,gpu_count\ng5.xlarge,L4,1\ng5.12xlarge,A10G,2\n")
     answer = refresh_aws.fetch(hardware.catalogue(own), time.monotonic() + 60, TODAY)
@@ -58,9 +58,7 @@ def test_a_machine_whose_gpus_differ_is_told_and_not_believed(aws: None, tmp_pat
     assert "vcpu" not in answer.machines["g5.xlarge"]
 
 
-def test_one_refused_api_does_not_keep_the_others_from_answering(
-    aws: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_refused_aws_api_does_not_affect_the_others(aws: None, monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(Denying) as url:
         monkeypatch.setenv("AWS_ENDPOINT_URL_PRICING", url)
         lines = refresh.refresh(today=TODAY)
@@ -71,12 +69,12 @@ def test_one_refused_api_does_not_keep_the_others_from_answering(
     assert "; spot: EC2 DescribeSpotPriceHistory" in item.price_source
 
 
-def test_without_credentials_aws_is_not_asked() -> None:
+def test_without_credentials_aws_is_not_queried() -> None:
     lines = refresh.refresh()
-    assert "aws: not asked: there are no credentials (aws configure, or AWS_ACCESS_KEY_ID)" in lines
+    assert "aws: not queried: there are no credentials (aws configure, or AWS_ACCESS_KEY_ID)" in lines
     assert unchanged()
 
 
-def test_an_unknown_profile_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_aws_profile_is_reported_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_PROFILE", "nobodys")
-    assert "aws: not asked: The config profile (nobodys) could not be found" in refresh.refresh()
+    assert "aws: not queried: The config profile (nobodys) could not be found" in refresh.refresh()

@@ -12,11 +12,11 @@ def cached(text: str) -> hardware.Catalogue:
     file.write_text(
         "cloud,instance_type,on_demand_usd_h,spot_usd_h,price_region,price_date,price_source\n" + text
     )
-    hardware.forget()
+    hardware.clear_cache()
     return hardware.catalogue()
 
 
-def test_a_refreshed_price_goes_in_when_it_is_not_older() -> None:
+def test_a_refreshed_price_replaces_one_that_is_not_newer() -> None:
     made = cached(
         "aws,p5.48xlarge,50,20,eu-west-1,2026-08-01,API\n"
         "aws,g5.xlarge,1,0.4,us-east-1,2026-01-01,API\n"
@@ -34,36 +34,36 @@ def test_a_refreshed_price_goes_in_when_it_is_not_older() -> None:
     assert made.instance("a2-highgpu-1g").spot_usd_per_hour == 1.92802
 
 
-def test_of_two_prices_of_one_day_the_refreshed_one_counts() -> None:
+def test_of_two_prices_of_one_day_the_refreshed_one_is_used() -> None:
     day = hardware.instance("p4d.24xlarge").price_date
     made = cached(f"aws,p4d.24xlarge,19,7,us-east-1,{day},API\n")
     assert made.instance("p4d.24xlarge").usd_per_hour == 19
 
 
-def test_a_refreshed_spot_price_alone_does_not_make_the_other_price_younger() -> None:
+def test_a_refreshed_spot_price_does_not_change_the_date_of_the_on_demand_price() -> None:
     item = cached("aws,p5.48xlarge,,20,us-east-1,2026-08-01,EC2 API\n").instance("p5.48xlarge")
     assert (item.usd_per_hour, item.spot_usd_per_hour, item.price_date) == (55.04, 20, "2026-07-20")
     assert item.price_source.endswith("; spot: EC2 API us-east-1 2026-08-01")
 
 
-def test_a_damaged_cache_is_told_and_nothing_is_lost(own: Path) -> None:
+def test_a_damaged_cache_is_reported_and_shipped_prices_remain(own: Path) -> None:
     made = cached("aws,p5.48xlarge,fifty,,,,\n")
     assert made.instance("p5.48xlarge").usd_per_hour == 55.04
     assert len(made.warnings) == 1
     assert "'fifty' is not a number" in made.warnings[0]
 
 
-def test_a_users_row_wins_over_a_refreshed_price(own: Path) -> None:
+def test_a_user_row_overrides_a_refreshed_price(own: Path) -> None:
     cached("aws,p5.48xlarge,50,20,us-east-1,2026-08-01,API\n")
     own.write_text("instance_type,on_demand_usd_h\np5.48xlarge,31\n")
     assert hardware.catalogue(own).instance("p5.48xlarge").usd_per_hour == 31
 
 
-def test_a_fact_that_the_table_lacks_is_filled_in_and_others_stay() -> None:
+def test_cached_facts_fill_blank_cells_only() -> None:
     lacks = {"cloud": "aws", "instance_type": "p3.2xlarge", "network_Gbps": "10", "spec_source": "EC2"}
     has = {"cloud": "aws", "instance_type": "p6-b200.48xlarge", "network_Gbps": "1600", "spec_source": "EC2"}
     cache.write(cache.path(), {"p3.2xlarge": lacks, "p6-b200.48xlarge": has})
-    hardware.forget()
+    hardware.clear_cache()
     assert hardware.instance("p3.2xlarge").network_gbps == 10
     assert hardware.instance("p3.2xlarge").source.endswith("; EC2")
     assert hardware.instance("p6-b200.48xlarge").network_gbps == 3200

@@ -52,7 +52,7 @@ class GpuhuntFiles(PriceList):
         return packed.getvalue()
 
 
-def test_gpuhunts_prices_are_taken_in_the_region_of_the_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpuhunt_prices_are_read_for_the_region_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("gpuhunt")
     with serving(GpuhuntFiles) as url:
         monkeypatch.setenv("GPUHUNT_CATALOG_URL", url)
@@ -65,7 +65,7 @@ def test_gpuhunts_prices_are_taken_in_the_region_of_the_tables(monkeypatch: pyte
     assert hardware.instance("gpu_1x_a6000").usd_per_hour == 0.8
 
 
-def test_a_gpuhunt_that_never_ends_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpuhunt_process_that_never_ends_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("gpuhunt")
 
     class Hanging(GpuhuntFiles):

@@ -27,13 +27,13 @@ def test_missing_libraries_are_named(credentials: None, monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, "boto3", None)
     monkeypatch.setitem(sys.modules, "gpuhunt", None)
     assert refresh.refresh() == (
-        "gpuhunt: not asked: it is not installed (pip install gpuhunt)",
-        "aws: not asked: boto3 is not installed (pip install 'metaflow-finetune[aws]')",
+        "gpuhunt: not queried: it is not installed (pip install gpuhunt)",
+        "aws: not queried: boto3 is not installed (pip install 'metaflow-finetune[aws]')",
     )
     assert unchanged()
 
 
-def test_a_server_that_never_answers_is_left_when_the_time_is_over(
+def test_a_server_that_never_responds_is_abandoned_at_the_time_limit(
     credentials: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "gpuhunt", None)
@@ -49,7 +49,7 @@ def test_a_server_that_never_answers_is_left_when_the_time_is_over(
     assert unchanged()
 
 
-def test_a_providers_bug_does_not_take_the_others_down(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exception_in_one_provider_does_not_affect_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> ProviderAnswer:
         raise KeyError("PriceList")
 
@@ -75,7 +75,7 @@ def test_an_unwritable_cache_is_reported(tmp_path: Path, monkeypatch: pytest.Mon
     assert lines[1].startswith(f"not saved: cannot write {cache.path()}: ")
 
 
-def test_earlier_prices_stay_when_a_later_refresh_learns_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_later_refresh_keeps_earlier_prices_of_other_machines(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, price in (("g5.xlarge", "0.8"), ("g6.xlarge", "0.7")):
         cells = {"cloud": "aws", "instance_type": name, "on_demand_usd_h": price, "price_date": "2026-11-20"}
         answer = ProviderAnswer(line="fine", machines={name: cells})

@@ -38,7 +38,7 @@ def answering(monkeypatch: pytest.MonkeyPatch, *machines: Cells) -> None:
     monkeypatch.setattr(refresh, "PROVIDERS", (("two", lambda *_: answer),))
 
 
-def test_on_demand_and_spot_prices_are_kept_with_day_region_and_source(
+def test_shipped_prices_are_updated_with_date_region_and_source(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     new = {
@@ -62,7 +62,7 @@ def test_on_demand_and_spot_prices_are_kept_with_day_region_and_source(
     assert read_rows(folder / "instances.csv")  # each cell by its column's rule
 
 
-def test_a_spot_price_alone_keeps_the_day_of_the_other_and_names_its_own(
+def test_a_new_spot_price_keeps_the_on_demand_date_and_records_its_own(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answering(
@@ -82,14 +82,14 @@ def test_a_spot_price_alone_keeps_the_day_of_the_other_and_names_its_own(
     assert row["price_source"].endswith("; spot: EC2 API us-east-1 2026-11-20")
 
 
-def test_a_price_of_another_region_is_left_and_said(aws: None, folder: Path) -> None:
+def test_a_price_of_another_region_is_ignored_and_reported(aws: None, folder: Path) -> None:
     before = table(folder)
     lines = shipped.update(folder, today=TODAY)
     assert any("AWS: eu-west-1 is not the table's us-east-1" in line for line in lines)
     assert table(folder)["g5.xlarge"] == before["g5.xlarge"]
 
 
-def test_nothing_learned_leaves_the_file_as_it_is_and_ones_own_prices_play_no_part(
+def test_without_new_prices_the_file_is_unchanged_and_the_user_cache_ignored(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = {"cloud": "aws", "instance_type": "g5.xlarge", "on_demand_usd_h": "9", "price_date": str(DAY)}

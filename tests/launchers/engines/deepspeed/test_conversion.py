@@ -1,4 +1,4 @@
-"""DeepSpeed's own reading of a checkpoint's files runs nothing that stands in them."""
+"""Conversion of DeepSpeed checkpoints executes no code in their files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Calls:
 
 @pytest.mark.slow  # a process imports DeepSpeed
 @pytest.mark.parametrize("zipped", [True, False], ids=["zip", "pickle"])
-def test_a_file_that_would_call_something_is_refused_in_one_line(tmp_path: Path, zipped: bool) -> None:
+def test_a_pickle_that_would_call_a_function_is_refused_in_one_line(tmp_path: Path, zipped: bool) -> None:
     folder, mark = tmp_path / "engine", tmp_path / "was-here"
     folder.mkdir()
     for name in ("zero_pp_rank_0_mp_rank_00_optim_states.pt", "mp_rank_00_model_states.pt"):

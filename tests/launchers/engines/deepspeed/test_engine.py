@@ -45,7 +45,7 @@ def test_offload_without_zero_and_compilation_are_refused_and_every_stage_is_sup
         assert refusal(method=method, zero={"stage": stage}) is None
 
 
-def test_the_plans_sharding_is_the_stage_and_another_engines_an_error() -> None:
+def test_the_sharding_of_the_plan_sets_the_zero_stage_and_fsdp_is_refused() -> None:
     stages = {"none": 0, "ddp": 0, "zero0": 0, "zero1": 1, "zero2": 2, "zero3": 3}
     for name, stage in stages.items():
         assert deepspeed_config.configuration(job(sharding=name))["zero_optimization"]["stage"] == stage
@@ -53,7 +53,7 @@ def test_the_plans_sharding_is_the_stage_and_another_engines_an_error() -> None:
         deepspeed_config.configuration(job(sharding="fsdp"))
 
 
-def test_the_users_engine_values_are_laid_over_the_rest_last() -> None:
+def test_engine_values_of_the_user_override_all_others() -> None:
     values = deepspeed_config.configuration(
         job(
             settings={
@@ -76,7 +76,7 @@ def test_the_configuration_follows_the_layout() -> None:
 
 
 @pytest.mark.parametrize(("rank", "device"), [(0, "cpu"), (1, "meta")])
-def test_with_zero3_only_the_first_rank_reads_weights(
+def test_only_rank_0_reads_weights_under_zero3(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int, device: str
 ) -> None:
     from safetensors.torch import save_file
@@ -123,12 +123,12 @@ def test_sgd_cannot_resume_with_another_number_of_processes(tmp_path: Path) -> N
         )
 
 
-def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_a_checkpoint_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="not a whole checkpoint"):
         deepspeed_checkpoint.needs_conversion(job(resume_dir=tmp_path))
 
 
-def test_no_bucket_is_larger_than_what_is_trained() -> None:
+def test_no_bucket_is_larger_than_the_number_of_trained_parameters() -> None:
     def bucket(**options: Any) -> int:
         values = deepspeed_config.configuration(job(), **options)["zero_optimization"]
         assert values["reduce_bucket_size"] == values["allgather_bucket_size"]
@@ -140,7 +140,7 @@ def test_no_bucket_is_larger_than_what_is_trained() -> None:
     assert bucket(trained=10**12) == deepspeed_config.LARGEST_BUCKET
 
 
-def test_bucket_and_loss_chunk_are_what_the_estimator_counts_with() -> None:
+def test_bucket_and_loss_chunk_sizes_equal_those_of_the_estimator() -> None:
     from estimator import memory
 
     assert deepspeed_config.LARGEST_BUCKET == memory.DEEPSPEED_BUCKET

@@ -22,14 +22,14 @@ CLOSE = 2e-6  # relative; the order of a sum of fp32 differs between layouts
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory, model: Path, data: Path) -> TrainJob:
-    """The run that others are compared with: two processes, ZeRO 2, all weights, done."""
+    """A finished run with two processes, ZeRO 2 and full training, for comparison."""
     job = runs.make_job(tmp_path_factory.mktemp("plain"), model, data, steps=STEPS, checkpoint_every=3)
     runs.run(job)
     return job
 
 
 def first_loss(model: Path) -> float:
-    """Mean loss of the first step's documents."""
+    """Return the mean loss of the documents of the first step."""
     return runs.mean_loss(runs.load(model), runs.documents(4))
 
 
@@ -64,7 +64,7 @@ def test_phases_are_reported_in_order(tmp_path: Path, model: Path, data: Path) -
     ],
     ids=["bf16-zero3-checkpointing", "bf16-zero0", "offload-lora"],
 )
-def test_precision_offload_and_checkpointing(
+def test_training_learns_with_each_precision_offload_and_activation_checkpointing(
     tmp_path: Path, model: Path, data: Path, options: dict[str, Any], method: str
 ) -> None:
     job = runs.make_job(tmp_path, model, data, steps=STEPS, settings={"method": method}, **options)
@@ -74,7 +74,7 @@ def test_precision_offload_and_checkpointing(
 
 
 def test_packing_and_accumulation_do_not_change_the_loss(tmp_path: Path, plain: TrainJob) -> None:
-    """Documents two by two in rows, or in twice as many micro batches, give the loss they give alone."""
+    """Two documents per row, or twice the micro batches, give the same loss."""
     documents = runs.documents(DOCUMENTS)
     rows = [runs.joined(documents[i : i + 2]) for i in range(0, DOCUMENTS, 2)]
     packed = runs.make_data(tmp_path / "packed", rows, batch=2, steps=STEPS)
@@ -95,7 +95,7 @@ def test_a_run_resumes_on_another_number_of_processes(tmp_path: Path, plain: Tra
     assert not (alone.work_dir / "engine" / "resume").exists()
 
 
-def test_dropout_continues_from_its_random_state(tmp_path: Path, plain: TrainJob) -> None:
+def test_dropout_resumes_from_its_saved_random_state(tmp_path: Path, plain: TrainJob) -> None:
     job = runs.make_job(
         tmp_path / "whole",
         plain.model_dir,

@@ -1,4 +1,4 @@
-"""Which checkpoints FSDP2 goes on from."""
+"""Checkpoints from which FSDP2 can resume."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.launchers.engines.loop import runs
 
 
 def job_from(folder: Path, **values: Any) -> TrainJob:
-    """A job that resumes from a checkpoint which was written by a run with these values."""
+    """Return a job that resumes from a checkpoint written by a run with these values."""
     written = {"engine": "fsdp2", "method": "full", "precision": "fp32", "optimizer": "adamw"}
     (folder / "engine.json").write_text(json.dumps(written | values))
     return runs.make_job(folder, folder, folder, steps=4, engine="fsdp2", sharding="fsdp", resume_dir=folder)
@@ -40,10 +40,10 @@ def test_a_checkpoint_of_another_engine_is_refused(tmp_path: Path) -> None:
         checkpoint._check(job)
 
 
-def test_weights_optimizer_states_and_their_average_come_back(tmp_path: Path) -> None:
+def test_weights_optimizer_states_and_moving_averages_are_restored(tmp_path: Path) -> None:
     job = job_from(tmp_path)
 
-    def made(steps: int) -> tuple[torch.nn.Module, torch.optim.Optimizer, MovingAverage]:
+    def build_state(steps: int) -> tuple[torch.nn.Module, torch.optim.Optimizer, MovingAverage]:
         network = torch.nn.Linear(3, 2)
         optimizer = torch.optim.AdamW(network.parameters(), lr=0.5)
         average = MovingAverage(network.named_parameters(), 0.5)
@@ -53,16 +53,16 @@ def test_weights_optimizer_states_and_their_average_come_back(tmp_path: Path) ->
             average.update()
         return network, optimizer, average
 
-    network, optimizer, average = made(3)
+    network, optimizer, average = build_state(3)
     scaler = torch.amp.GradScaler(enabled=False)
     saved = checkpoint._state(network, [optimizer], average, scaler)
     state_dict_saver.save(saved, checkpoint_id=str(tmp_path / checkpoint.FILES), no_dist=True)
-    others = made(0)
-    checkpoint.restore(others[0], [others[1]], others[2], scaler, job)
+    loaded_states = build_state(0)
+    checkpoint.restore(loaded_states[0], [loaded_states[1]], loaded_states[2], scaler, job)
     for name, parameter in network.named_parameters():
-        other = dict(others[0].named_parameters())[name]
+        other = dict(loaded_states[0].named_parameters())[name]
         assert torch.equal(parameter, other)
-        assert torch.equal(optimizer.state[parameter]["exp_avg"], others[1].state[other]["exp_avg"])
-        assert torch.equal(average.weights[name], others[2].weights[name])
+        assert torch.equal(optimizer.state[parameter]["exp_avg"], loaded_states[1].state[other]["exp_avg"])
+        assert torch.equal(average.weights[name], loaded_states[2].weights[name])
         assert not torch.equal(average.weights[name], parameter)
-    assert others[1].param_groups[0]["lr"] == job.settings.optimizer.lr
+    assert loaded_states[1].param_groups[0]["lr"] == job.settings.optimizer.lr

@@ -1,4 +1,4 @@
-"""Layers that compute in float8, and compiled blocks."""
+"""Layers in float8, and compiled blocks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ from tests.launchers.engines.loop.varlen_kernel import reference
 
 
 @pytest.mark.parametrize("method", ["full", "lora"])
-def test_products_of_blocks_are_in_float8_and_no_heads_or_adapters(tmp_path: Path, method: str) -> None:
+def test_linear_layers_of_blocks_use_float8_and_heads_and_adapters_do_not(
+    tmp_path: Path, method: str
+) -> None:
     from torchao.float8.float8_linear import Float8Linear
 
     folder = runs.make_model(tmp_path)
@@ -54,7 +56,7 @@ def compiled_families() -> tuple[str, ...]:
 @pytest.mark.parametrize(
     ("family", "checkpointing"), [*zip(compiled_families(), itertools.cycle([False, True]), strict=False)]
 )
-def test_compiled_blocks_have_the_loss_and_gradients_of_eager_ones(
+def test_compiled_blocks_have_the_same_loss_and_gradients_as_eager_blocks(
     tmp_path: Path,
     family: str,
     checkpointing: bool,
@@ -93,7 +95,7 @@ def loss_and_gradients(network: Any, batch: MicroBatch) -> tuple[float, dict[str
     ],
     ids=["qlora", "lora-fp8", "full-fp8"],
 )
-def test_a_block_with_quantized_or_float8_products_is_compiled_as_one_graph(
+def test_a_block_with_quantized_or_float8_layers_is_compiled_as_one_graph(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
 ) -> None:
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
@@ -143,7 +145,7 @@ def in_one_op(
 
 
 @pytest.mark.slow
-def test_packed_batches_of_any_number_of_documents_are_served_by_one_compilation(
+def test_packed_batches_with_any_number_of_documents_need_one_compilation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", in_one_op)

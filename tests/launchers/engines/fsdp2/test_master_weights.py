@@ -1,4 +1,4 @@
-"""One process in mixed precision: it trains as under fully_shard; fp16 scales the loss."""
+"""Mixed precision in one process equals fully_shard; fp16 scales the loss."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def loaded(folder: Path, method: str, **options: Any) -> sharding.FsdpModel:
 
 
 def trained(model: sharding.FsdpModel) -> tuple[list[float], dict[str, torch.Tensor]]:
-    """Losses and gradient norms of steps of two micro batches, and the weights after them."""
+    """Return losses and gradient norms of steps with two micro batches, and the weights after them."""
     figures = []
     for step in range(STEPS):
         for micro in (0, 1):
@@ -72,7 +72,7 @@ def trained(model: sharding.FsdpModel) -> tuple[list[float], dict[str, torch.Ten
 
 
 @pytest.mark.parametrize(("method", "activation_checkpointing"), [("full", True), ("lora", False)])
-def test_losses_norms_and_weights_are_those_under_fully_shard_to_the_last_bit(
+def test_losses_norms_and_weights_equal_those_under_fully_shard_bit_by_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, *, activation_checkpointing: bool
 ) -> None:
     runs.make_model(tmp_path / "model")
@@ -89,7 +89,7 @@ def test_losses_norms_and_weights_are_those_under_fully_shard_to_the_last_bit(
     assert all(torch.equal(weights[name], expected_weights[name]) for name in weights)
 
 
-def test_products_are_in_bf16_and_the_optimizer_keeps_fp32(tmp_path: Path) -> None:
+def test_matrix_products_run_in_bf16_and_the_optimizer_keeps_fp32_weights(tmp_path: Path) -> None:
     runs.make_model(tmp_path / "model")
     model = loaded(tmp_path, "full")
     batch = collate(runs.documents(2), 0)
@@ -104,7 +104,7 @@ def test_products_are_in_bf16_and_the_optimizer_keeps_fp32(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("method", ["full", "lora"])
-def test_the_states_have_the_bytes_of_the_estimate(tmp_path: Path, method: str) -> None:
+def test_training_states_have_the_estimated_bytes(tmp_path: Path, method: str) -> None:
     runs.make_model(tmp_path / "model")
     model = loaded(tmp_path, method)
     batch = collate(runs.documents(2), 0)
@@ -158,14 +158,14 @@ def losses_of(model: sharding.FsdpModel, steps: list[int]) -> list[float]:
 
 
 @pytest.mark.parametrize("family", fp16.FAMILIES)
-def test_losses_are_those_of_fp32_within_the_digits_of_fp16(tmp_path: Path, family: str) -> None:
+def test_fp16_losses_equal_fp32_losses_within_fp16_precision(tmp_path: Path, family: str) -> None:
     families.network(family).save_pretrained(tmp_path / "model")
     in_fp32 = losses_of(load(job_of(tmp_path, "fp32")), [0, 1, 0])
     assert in_fp32[2] < in_fp32[0] - 0.01
     assert losses_of(load(job_of(tmp_path, "fp16-mixed")), [0, 1, 0]) == pytest.approx(in_fp32, rel=1e-3)
 
 
-def test_a_step_whose_gradients_overflow_changes_the_scale_alone_and_a_checkpoint_keeps_it(
+def test_a_gradient_overflow_only_lowers_the_loss_scale_and_a_checkpoint_stores_the_scale(
     tmp_path: Path,
 ) -> None:
     runs.make_model(tmp_path / "model")

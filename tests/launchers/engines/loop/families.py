@@ -1,4 +1,4 @@
-"""A tiny model of every family that the loop runs, and runs of them all, several in one gang."""
+"""A tiny model of every family supported by the loop, and runs of all of them in one process group."""
 
 from __future__ import annotations
 
@@ -114,6 +114,29 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "deepseek_v2": _ALIKE_HEADS | _LATENT | {"q_lora_rank": None, "topk_method": "greedy", "head_dim": 8},
     "deepseek_v3": _ALIKE_HEADS | _LATENT | {"q_lora_rank": 24},
     "deepseek_v32": _ALIKE_HEADS | _LATENT | _INDEXER,
+    # some documents are shorter than the window of the second block
+    "deepseek_v4": _WIDTHS
+    | _ROUTED
+    | {
+        "num_key_value_heads": 1,
+        "head_dim": 32,
+        "moe_intermediate_size": 64,
+        "n_routed_experts": 4,
+        "n_shared_experts": 1,
+        "q_lora_rank": 32,
+        "o_groups": 2,
+        "o_lora_rank": 16,
+        "index_n_heads": 2,
+        "index_head_dim": 16,
+        "index_topk": 64,
+        "hc_mult": 2,
+        "hc_sinkhorn_iters": 3,
+        "layer_types": ["compressed_sparse_attention", "heavily_compressed_attention"],
+        "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 16},
+        "mlp_layer_types": ["hash_moe", "moe"],
+        "sliding_window": 16,
+        "partial_rotary_factor": 0.25,
+    },
     "glm4_moe_lite": _ALIKE_HEADS | _LATENT | {"q_lora_rank": 24},
     "glm_moe_dsa": _ALIKE_HEADS | _LATENT | _INDEXER | {"indexer_types": ["full", "shared"]},
     "mistral4": _ALIKE_HEADS | _LATENT | {"q_lora_rank": 24},
@@ -211,48 +234,22 @@ UNTRIED: dict[str, dict[str, Any]] = {
 }
 
 
-CONVERTED: dict[str, dict[str, Any]] = {  # their checkpoints are read
-    "deepseek_v4": _WIDTHS
-    | _ROUTED
-    | {
-        "num_key_value_heads": 1,
-        "head_dim": 32,
-        "moe_intermediate_size": 64,
-        "n_routed_experts": 4,
-        "n_shared_experts": 1,
-        "q_lora_rank": 32,
-        "o_groups": 2,
-        "o_lora_rank": 16,
-        "index_n_heads": 2,
-        "index_head_dim": 16,
-        "index_topk": 64,
-        "hc_mult": 2,
-        "hc_sinkhorn_iters": 3,
-        "layer_types": ["compressed_sparse_attention", "heavily_compressed_attention"],
-        "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 16},
-        "mlp_layer_types": ["hash_moe", "moe"],
-        "sliding_window": 16,
-        "partial_rotary_factor": 0.25,
-    },
-}
-
-
 def network(family: str, **values: Any) -> Any:
-    """A model of that family with random weights, large enough for tokens to change each other's logits.
+    """Return a model of that family with random weights, large enough that tokens change each other's logits.
 
     ``values`` are fields of config.json in place of those above.
     """
     from transformers import AutoConfig
 
     torch.manual_seed(0)
-    config = AutoConfig.for_model(family, **((FAMILIES | UNTRIED | CONVERTED)[family] | values))
+    config = AutoConfig.for_model(family, **((FAMILIES | UNTRIED)[family] | values))
     config.initializer_range = 0.1
     return causal.class_of(config).from_config(config).eval()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Proof:
-    """A family trained by one method with one sharding: whole, and from its checkpoint to a step further."""
+    """A family trained by one method with one sharding: a full run, and one resumed from its checkpoint."""
 
     family: str
     method: str
@@ -266,7 +263,7 @@ class Proof:
 
     @property
     def after(self) -> list[telemetry.Step]:
-        """The steps from the checkpoint on."""
+        """The steps after the checkpoint."""
         return [] if self.resumed is None else runs.steps(self.resumed)
 
 
@@ -276,7 +273,7 @@ def prove(
     families: Sequence[str] = tuple(FAMILIES),
     methods: Sequence[str] = METHODS,
 ) -> list[Proof]:
-    """Train each family by each method, all of them in one gang of two processes.
+    """Train each family by each method, all of them in one group of two processes.
 
     A run that fails leaves no steps, which :func:`problems` says.
     """
@@ -302,7 +299,7 @@ def prove(
                 },
                 checkpoint_every=CHECKPOINT,
             )
-            rest = (
+            resumed_steps = (
                 None
                 if sharding not in RESUMED
                 else dataclasses.replace(
@@ -311,7 +308,9 @@ def prove(
                     keeps_result=False,
                 )
             )
-            proofs.append(Proof(family=family, method=method, sharding=sharding, whole=job, resumed=rest))
+            proofs.append(
+                Proof(family=family, method=method, sharding=sharding, whole=job, resumed=resumed_steps)
+            )
     jobs = [job for proof in proofs for job in (proof.whole, proof.resumed) if job is not None]
     done = ranks.train_in_turn(jobs, GANG_LIMIT_S)
     print(done.stderr[-LOG_CHARACTERS:])
@@ -319,34 +318,32 @@ def prove(
 
 
 def problems(proof: Proof, beside: Proof, folder: Path) -> list[str]:
-    """What is wrong with a proof that is done, each in a clause; its result is laid out in the empty folder.
+    """List what is wrong with a finished proof; its result is exported into the empty folder.
 
     ``beside`` is the same with a sharding that was resumed: it tells the loss after the last step.
     """
-    whole, after = runs.steps(proof.whole), beside.after
-    if len(whole) != STEPS - 1 or len(after) != STEPS - CHECKPOINT:
-        return [
-            f"it took {len(whole)} and {len(after)} steps instead of {STEPS - 1} and {STEPS - CHECKPOINT}"
-        ]
-    found = []
+    full, after = runs.steps(proof.whole), beside.after
+    if len(full) != STEPS - 1 or len(after) != STEPS - CHECKPOINT:
+        return [f"it took {len(full)} and {len(after)} steps instead of {STEPS - 1} and {STEPS - CHECKPOINT}"]
+    messages = []
     start = loss(causal.load(proof.whole.model_dir, dtype=torch.float32).eval())
     if abs(proof.losses[0] - start) > CLOSE:
-        found.append("it does not begin with the model's own loss")
+        messages.append("it does not begin with the model's own loss")
     if not proof.losses[-1] < proof.losses[0]:
-        found.append("its loss does not fall")
+        messages.append("its loss does not fall")
     if max(abs(one - other) for one, other in zip(proof.losses, beside.losses, strict=True)) > CLOSE:
-        found.append(f"its losses are not those of {beside.sharding}")
-    if proof.after and reported(whole[CHECKPOINT]) != reported(proof.after[0]):
-        found.append("it does not go on from its checkpoint bit by bit")
+        messages.append(f"its losses are not those of {beside.sharding}")
+    if proof.after and reported(full[CHECKPOINT]) != reported(proof.after[0]):
+        messages.append("it does not go on from its checkpoint bit by bit")
     engines.get(SHARDINGS[proof.sharding]).collect(proof.whole, folder)
     if _names(folder / "model") != _names(proof.whole.model_dir):
-        found.append("its export has other tensors than the base")
+        messages.append("its export has other tensors than the base")
     exported = causal.load(folder / "model", dtype=torch.float32).eval()
     if abs(loss(exported) - runs.losses(after)[-1]) > CLOSE:
-        found.append("its export has another loss than what it has trained")
+        messages.append("its export has another loss than what it has trained")
     if proof.method == "lora":
-        found += _adapter_problems(proof, folder, exported)
-    return found
+        messages += _adapter_problems(proof, folder, exported)
+    return messages
 
 
 def _adapter_problems(proof: Proof, folder: Path, merged: Any) -> list[str]:
@@ -361,7 +358,7 @@ def _adapter_problems(proof: Proof, folder: Path, merged: Any) -> list[str]:
 
 
 def reported(step: telemetry.Step) -> tuple[object, ...]:
-    """What a step of a run that goes on has in common with the undisturbed one."""
+    """Return the values of a step that must be equal in a resumed and an undisturbed run."""
     return (step.step, step.loss, step.grad_norm, step.lr)
 
 
@@ -374,5 +371,5 @@ def documents() -> list[Any]:
 
 
 def loss(model: Any) -> float:
-    """The mean loss of the runs' documents, each alone."""
+    """Return the mean loss of the documents of the runs, each alone."""
     return runs.mean_loss(model, documents())

@@ -1,4 +1,4 @@
-"""What the ranks of a job hold in tensors right after a backward pass, counted in the ranks themselves."""
+"""Tensors that the ranks of a job hold right after a backward pass, measured in the ranks."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ STEP = 3  # the optimizer has its states by then
 
 
 def of_each_rank(job: TrainJob) -> list[dict[str, int]]:
-    """Train, and give what each rank held: bytes by what they are for."""
+    """Train, and return the bytes that each rank held, by purpose."""
     done = ranks.train([job], entry=f"{__name__}:train")
     assert done.returncode == 0, done.stderr[-6000:]
     return [runs.read_json(_file(job, rank)) for rank in range(job.plan.layout.world_size)]
 
 
 def train(job: TrainJob) -> None:
-    """In a rank: the engine's own loop and sharding, looked at once."""
+    """Run the training loop of the engine in a rank and measure once."""
     from launchers.engines.loop import train as loop
 
     if job.plan.engine == "fsdp2":
@@ -37,7 +37,7 @@ def _file(job: TrainJob, rank: int) -> Path:
 
 
 class _Watched:
-    """A sharding whose model is looked at after the last backward pass of a step."""
+    """A sharding whose model is measured after the last backward pass of a step."""
 
     def __init__(self, sharding: Any) -> None:
         self._sharding = sharding
@@ -50,9 +50,9 @@ class _Watched:
         steps = []
 
         def logits(**inputs: Any) -> Any:
-            found = forward(**inputs)
-            of_batch.extend(tensor.detach() for tensor in (found, *inputs.values()))
-            return found
+            output = forward(**inputs)
+            of_batch.extend(tensor.detach() for tensor in (output, *inputs.values()))
+            return output
 
         def watched(*arguments: Any, last: bool) -> None:
             backward(*arguments, last=last)
@@ -65,18 +65,18 @@ class _Watched:
 
 
 def _held(model: Any, of_batch: list[Any]) -> dict[str, int]:
-    """Bytes of all storages that any tensor of this process has: what has no other name is "others"."""
+    """Return the bytes of all tensor storages of this process; unnamed ones are "others"."""
     import torch
     from torch.distributed.tensor import DTensor
 
     gc.collect()
-    found = {tensor.untyped_storage().data_ptr(): (0, "batch") for tensor in of_batch}
+    stored_tensors = {tensor.untyped_storage().data_ptr(): (0, "batch") for tensor in of_batch}
 
     def add(tensor: Any, name: str) -> None:
         local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
         if isinstance(local, torch.Tensor) and not local.is_meta:
             storage = local.untyped_storage()
-            found.setdefault(storage.data_ptr(), (storage.nbytes(), name))
+            stored_tensors.setdefault(storage.data_ptr(), (storage.nbytes(), name))
 
     for parameter in model.module.parameters():
         name = "adapters" if parameter.requires_grad else "weights"
@@ -95,6 +95,6 @@ def _held(model: Any, of_batch: list[Any]) -> dict[str, int]:
         if isinstance(tensor, torch.Tensor):
             add(tensor, "others")
     total: dict[str, int] = {}
-    for size, name in found.values():
+    for size, name in stored_tensors.values():
         total[name] = total.get(name, 0) + size
     return total

@@ -1,4 +1,4 @@
-"""Liger-Kernel's real kernels on a CPU, in Triton's interpreter: in a process of its own.
+"""The real kernels of Liger-Kernel on a CPU, in the interpreter of Triton, in a separate process.
 
     TRITON_INTERPRET=1 python -m tests.launchers.engines.loop.interpreted families
     TRITON_INTERPRET=1 python -m tests.launchers.engines.loop.interpreted JOB.json
@@ -36,7 +36,7 @@ def _rsqrt(x: Any) -> Any:
 
 
 def lend_to_the_interpreter() -> None:
-    """What it lacks: numbers with a point as arguments, and CUDA's own square root."""
+    """Add what the interpreter lacks: float arguments, and the square root of CUDA."""
     import liger_kernel.ops.rms_norm as norms
 
     convert: Any = interpreter._implicit_cvt
@@ -52,12 +52,12 @@ def lend_to_the_interpreter() -> None:
 
 
 def distances() -> dict[str, tuple[float, float]]:
-    """Compare with the models' own code, by family, with all kernels and with that of the loss alone.
+    """Compare with the code of the models, by family, with all kernels and with only that of the loss.
 
     Returns the distances of loss and gradients, relative to the largest of each.
     """
     batch = collate(runs.documents(2), 0)
-    found = {}
+    distance_by_layer = {}
     for family, loss_alone in itertools.product(FAMILIES, (False, True)):
         model = network(family).train()
         loss = summed_cross_entropy(model(**batch.inputs, use_cache=False).logits, batch.labels)
@@ -72,10 +72,10 @@ def distances() -> dict[str, tuple[float, float]]:
             for name, each in model.named_parameters()
         )
         with torch.no_grad():
-            asked = liger.summed_loss(model.eval(), batch.labels, batch.inputs)
-        off = max(abs(float(each) / float(loss) - 1) for each in (computed, asked))
-        found[f"{family}{' loss' if loss_alone else ''}"] = (off, apart)
-    return found
+            batch_loss = liger.summed_loss(model.eval(), batch.labels, batch.inputs)
+        off = max(abs(float(each) / float(loss) - 1) for each in (computed, batch_loss))
+        distance_by_layer[f"{family}{' loss' if loss_alone else ''}"] = (off, apart)
+    return distance_by_layer
 
 
 if __name__ == "__main__":

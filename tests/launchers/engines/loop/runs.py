@@ -1,4 +1,4 @@
-"""Small jobs of the engines that run the loop, on CPUs, each rank a process."""
+"""Small jobs of engines that use the training loop, on CPUs, one process per rank."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ VOCAB = 256
 
 
 def make_model(folder: Path, kind: str = "llama") -> Path:
-    """A model of a few ten thousand random parameters."""
+    """Create a model with a few ten thousand random parameters."""
     import torch
     from transformers import (
         LlamaConfig,
@@ -59,7 +59,7 @@ def make_model(folder: Path, kind: str = "llama") -> Path:
 
 
 def documents(count: int, seed: int = 0) -> list[prepared.Row]:
-    """Documents of 5 to 24 tokens that count upwards; the first third is a prompt that does not count."""
+    """Return documents of 5 to 24 counting tokens; the first third is an uncounted prompt."""
     generator = np.random.default_rng(seed)
     rows = []
     for _ in range(count):
@@ -75,7 +75,7 @@ END = VOCAB - 1  # of a conversation
 
 
 def pairs(count: int, seed: int = 0) -> list[prepared.Row]:
-    """Prompts of 3 to 8 tokens, none of them 0; chosen answers count on, rejected ones are drawn."""
+    """Return prompts of 3 to 8 nonzero tokens; chosen answers count on, rejected ones are random."""
     generator = np.random.default_rng(seed)
     rows = []
     for _ in range(count):
@@ -94,7 +94,7 @@ def pairs(count: int, seed: int = 0) -> list[prepared.Row]:
 
 
 def judged(count: int, seed: int = 0) -> list[prepared.Row]:
-    """Both answers of :func:`pairs` on their own; of every third pair the bad one alone."""
+    """Return both answers of :func:`pairs` as separate rows; of every third pair only the bad one."""
     rows = []
     for number, pair in enumerate(pairs(count, seed)):
         chosen, rejected = pair.documents()
@@ -115,7 +115,7 @@ def joined(rows: list[prepared.Row]) -> prepared.Row:
 def make_data(
     folder: Path, rows: list[prepared.Row], *, batch: int, steps: int, order: Any = None, **changes: Any
 ) -> Path:
-    """``changes``: of what is noted of the data."""
+    """Write prepared data; ``changes``: fields of its info."""
     values: dict[str, Any] = {
         "rows": len(rows),
         "tokens": sum(len(row.tokens) for row in rows),
@@ -139,7 +139,7 @@ def make_data(
 
 
 def mean_loss(network: Any, rows: list[prepared.Row]) -> float:
-    """Mean loss of documents, each alone, by a transformers model."""
+    """Return the mean loss of documents, each alone, by a transformers model."""
     import torch
 
     network.eval()
@@ -154,7 +154,7 @@ def mean_loss(network: Any, rows: list[prepared.Row]) -> float:
 
 
 def load(folder: Path) -> Any:
-    """A transformers model in fp32."""
+    """Load a transformers model in fp32."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -162,7 +162,7 @@ def load(folder: Path) -> Any:
 
 
 def plan_of(layout: Layout, engine: str, method: str) -> Plan:
-    """A plan with this layout that predicts nothing."""
+    """Return a plan with this layout and no prediction."""
     memory = MemoryEstimate(
         categories=(),
         needs_range=(0, 0),
@@ -235,32 +235,34 @@ def make_job(
 
 
 def with_reference(job: TrainJob, folder: Path) -> TrainJob:
-    """The job with what DPO and KTO compare with, where that is computed before; kept below ``folder``."""
+    """Return the job with reference values of DPO and KTO, if needed, stored below ``folder``."""
     if not reference.is_needed(job):
         return job
     alone = NodeAddress(node=0, nodes=1, main_host="127.0.0.1", ports=(), secret=Secret(""), run="test")
     store = LocalStorage(folder / "store")
-    job = dataclasses.replace(job, reference=reference.fetch(job, alone, store, folder / "reference"))
+    job = dataclasses.replace(job, reference=reference.precompute(job, alone, store, folder / "reference"))
     if job.evaluates:
         held_out = dataclasses.replace(job, data_dir=job.held_out_dir)
-        found = reference.fetch(held_out, alone, store, folder / "held-out", max_rows=MAX_ROWS)
-        job = dataclasses.replace(job, held_out_reference=found)
+        reference_of_held_out = reference.precompute(
+            held_out, alone, store, folder / "held-out", max_rows=MAX_ROWS
+        )
+        job = dataclasses.replace(job, held_out_reference=reference_of_held_out)
     return job
 
 
 def start(job: TrainJob) -> subprocess.CompletedProcess[str]:
-    """Run a job's gang to its end."""
+    """Run the processes of a job to their end."""
     return ranks.train([job], limit_s=400)
 
 
 def run_nodes(jobs: list[TrainJob]) -> None:
-    """Run a job on several nodes, one process each; a node's job has its own work folder."""
+    """Run a job on several nodes, one process each, with separate work folders."""
     done = ranks.train(jobs)
     assert done.returncode == 0, done.stderr[-6000:]
 
 
 def run(job: TrainJob) -> list[telemetry.Step]:
-    """Run a job; the steps of rank 0. Fails with the gang's output."""
+    """Run a job and return the steps of rank 0; fails with the output of the processes."""
     done = start(job)
     assert done.returncode == 0, done.stderr[-6000:]
     return steps(job)
@@ -271,19 +273,19 @@ def steps(job: TrainJob, rank: int = 0) -> list[telemetry.Step]:
     return [event for event in events if isinstance(event, telemetry.Step) and event.rank == rank]
 
 
-def losses(found: list[telemetry.Step]) -> list[float]:
-    return [step.loss for step in found if step.loss is not None]
+def losses(reported_steps: list[telemetry.Step]) -> list[float]:
+    return [step.loss for step in reported_steps if step.loss is not None]
 
 
 def held_out_losses(job: TrainJob) -> dict[int, float]:
-    """By step, as rank 0 has evaluated the model while it trained."""
+    """Return held-out losses by step, as evaluated by rank 0 during training."""
     events = telemetry.Follower(job.telemetry_dir).poll()
-    found = [event for event in events if isinstance(event, telemetry.Evaluated) and event.rank == 0]
-    return {event.step: event.loss for event in found if event.loss is not None}
+    evaluated = [event for event in events if isinstance(event, telemetry.Evaluated) and event.rank == 0]
+    return {event.step: event.loss for event in evaluated if event.loss is not None}
 
 
 def resumed(job: TrainJob, work: Path, step: int, **layout: Any) -> TrainJob:
-    """The job as it goes on from its checkpoint after ``step`` steps."""
+    """Return the job resumed from its checkpoint after ``step`` steps."""
     plan = dataclasses.replace(job.plan, layout=dataclasses.replace(job.plan.layout, **layout))
     return dataclasses.replace(
         job,

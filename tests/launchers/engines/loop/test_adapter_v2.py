@@ -1,4 +1,4 @@
-"""LLaMA-Adapter v2's modules, beside PEFT's v1 and litgpt's counts."""
+"""LLaMA-Adapter v2 modules compared with v1 of PEFT and with litgpt."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PACKED = torch.cat([torch.arange(12), torch.arange(18)])[None].repeat(2, 1)
 
 
 def network(kind: str = "Llama", **values: Any) -> Any:
-    """A model of four small blocks with random weights."""
+    """Return a model of four small blocks with random weights."""
     import transformers
 
     shape = {
@@ -43,7 +43,7 @@ def trained(model: Any) -> dict[str, nn.Parameter]:
 
 
 def moved(model: Any) -> Any:
-    """The model with all that is trained off its beginning."""
+    """Return the model with all trained parameters changed from their initial values."""
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in trained(model).values():
@@ -52,7 +52,7 @@ def moved(model: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["Llama", "Mistral", "Qwen2", "Qwen3"])
-def test_an_adapter_changes_nothing_at_first_and_comes_back_from_its_folder(
+def test_a_new_adapter_changes_no_output_and_is_loaded_back_from_its_folder(
     tmp_path: Path, kind: str
 ) -> None:
     model = network(kind)
@@ -72,7 +72,7 @@ def test_an_adapter_changes_nothing_at_first_and_comes_back_from_its_folder(
         assert torch.equal(loaded(TOKENS).logits, after)
 
 
-def test_answers_are_the_same_with_and_without_a_cache_of_keys_and_values() -> None:
+def test_answers_are_the_same_with_and_without_a_kv_cache() -> None:
     model = network()
     adapter_v2.insert(model, AdapterV2(prompt_length=10, start_layer=1))
     moved(model)
@@ -84,7 +84,7 @@ def test_answers_are_the_same_with_and_without_a_cache_of_keys_and_values() -> N
     assert torch.equal(cached, tokens)
 
 
-def test_attention_over_prompts_is_that_of_pefts_adapter_v1() -> None:
+def test_attention_over_adaption_prompts_equals_that_of_pefts_adapter_v1() -> None:
     from peft import AdaptionPromptConfig, get_peft_model
 
     ours, base = network(), network()
@@ -127,7 +127,7 @@ def test_an_adapter_of_another_model_is_refused(tmp_path: Path) -> None:
     ("name", "first", "second"),
     [("llama-2-7b", 1_229_760, 4_279_744), ("llama-8b", 1_229_760, 4_505_024)],
 )
-def test_as_much_is_trained_as_by_litgpt(name: str, first: int, second: int) -> None:
+def test_the_numbers_of_trained_parameters_equal_those_of_litgpt(name: str, first: int, second: int) -> None:
     """litgpt's tutorials/resource-tables.md prints both figures for Llama 2 7B. PEFT's v1 has one gate a
     block where litgpt has one a head: 31 fewer in each of the 30 blocks."""
     from peft import AdaptionPromptConfig, get_peft_model
@@ -147,5 +147,5 @@ def test_as_much_is_trained_as_by_litgpt(name: str, first: int, second: int) -> 
     config = AdaptionPromptConfig(adapter_len=10, adapter_layers=spec.layers - 2, task_type="CAUSAL_LM")
     with torch.device("meta"):
         theirs = get_peft_model(built(config_of(spec)), config)
-    made = sum(parameter.numel() for parameter in trained(theirs).values())
-    assert made == counted("adapter-v1", "deepspeed") == first - 30 * 31
+    trained_parameters = sum(parameter.numel() for parameter in trained(theirs).values())
+    assert trained_parameters == counted("adapter-v1", "deepspeed") == first - 30 * 31

@@ -1,4 +1,4 @@
-"""Laying out what a run of the loop leaves, without torch."""
+"""Export of a finished run of the loop, without torch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def job_with(folder: Path, base: Path, *outputs: str, **settings: object) -> TrainJob:
-    """A finished job that has left these folders."""
+    """Return a finished job with these output folders."""
     job = runs.make_job(folder / "job", base, folder, steps=1, settings=settings)
     for name in outputs:
         out = job.output_dir / name
@@ -33,7 +33,9 @@ def job_with(folder: Path, base: Path, *outputs: str, **settings: object) -> Tra
     return job
 
 
-def test_a_whole_model_replaces_what_lay_there_and_has_its_tokenizer(tmp_path: Path, base: Path) -> None:
+def test_an_exported_full_model_replaces_stale_files_and_includes_the_tokenizer(
+    tmp_path: Path, base: Path
+) -> None:
     out = tmp_path / "out"
     for stale in (out / "model" / "old.safetensors", out / "adapter" / "old.safetensors"):
         stale.parent.mkdir(parents=True)
@@ -49,7 +51,7 @@ def test_a_whole_model_replaces_what_lay_there_and_has_its_tokenizer(tmp_path: P
     ("outputs", "new_tokens", "with_tokenizer"),
     [(("model", "adapter"), [], False), (("adapter",), [], True), (("model", "adapter"), ["<a>"], True)],
 )
-def test_an_adapter_has_a_tokenizer_if_it_is_used_alone_or_adds_tokens(
+def test_an_exported_adapter_has_a_tokenizer_if_it_is_the_only_output_or_adds_tokens(
     tmp_path: Path, base: Path, outputs: tuple[str, ...], new_tokens: list[str], with_tokenizer: bool
 ) -> None:
     job = job_with(tmp_path, base, *outputs, method="lora", new_tokens=new_tokens)

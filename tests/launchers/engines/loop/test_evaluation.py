@@ -1,4 +1,4 @@
-"""Evaluations while a run trains, on every engine, with one process and two; each test starts processes."""
+"""Evaluations during training, on every engine, with one process and two."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Trained = Callable[..., TrainJob]
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    """``trained("fsdp2", 2)``: a run with evaluations, made once; ``every=None``: without."""
+    """``trained("fsdp2", 2)``: a run with evaluations, made once; ``every=None``: without evaluations."""
     folder = tmp_path_factory.mktemp("evaluation")
     model = tiny_llama.make(folder / "model")
     kinds = {"sft": runs.documents, "dpo": runs.pairs}
@@ -59,22 +59,22 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
 
 
 def events(job: TrainJob, rank: int = 0) -> list[Evaluated]:
-    found = telemetry.Follower(job.telemetry_dir).poll()
-    done = [each for each in found if isinstance(each, Evaluated) and each.loss is not None]
+    evaluated = telemetry.Follower(job.telemetry_dir).poll()
+    done = [each for each in evaluated if isinstance(each, Evaluated) and each.loss is not None]
     return [each for each in done if each.rank == rank]
 
 
 def curve(job: TrainJob, rank: int = 0) -> list[float]:
-    found = events(job, rank)
-    assert [each.step for each in found] == [2, 4, STEPS]
-    return [each.loss for each in found if each.loss is not None]
+    evaluated = events(job, rank)
+    assert [each.step for each in evaluated] == [2, 4, STEPS]
+    return [each.loss for each in evaluated if each.loss is not None]
 
 
 @pytest.mark.parametrize(
     "engine",
     ["fsdp2", *(pytest.param(engine, marks=pytest.mark.nightly) for engine in ("torchtune", "deepspeed"))],
 )
-def test_training_is_the_same_bit_by_bit_with_evaluations_and_without(trained: Trained, engine: str) -> None:
+def test_evaluations_change_no_bit_of_training(trained: Trained, engine: str) -> None:
     with_them, without = trained(engine, 2), trained(engine, 2, every=None)
     assert runs.losses(runs.steps(with_them)) == runs.losses(runs.steps(without))
     assert [step.grad_norm for step in runs.steps(with_them)] == [
@@ -82,7 +82,7 @@ def test_training_is_the_same_bit_by_bit_with_evaluations_and_without(trained: T
     ]
 
 
-def test_all_engines_and_numbers_of_processes_find_the_same_curve(trained: Trained) -> None:
+def test_all_engines_and_numbers_of_processes_measure_the_same_loss_curve(trained: Trained) -> None:
     alone = curve(trained("fsdp2", 1))
     for engine in SHARDINGS:
         two = trained(engine, 2)
@@ -90,7 +90,7 @@ def test_all_engines_and_numbers_of_processes_find_the_same_curve(trained: Train
         assert curve(two, rank=1) == curve(two)  # to the last bit: ranks decide by it
 
 
-def test_early_stopping_ends_all_ranks_and_leaves_the_best_as_a_checkpoint(
+def test_early_stopping_ends_all_ranks_and_keeps_the_best_step_as_a_checkpoint(
     trained: Trained, tmp_path: Path
 ) -> None:
     job = trained("torchtune", 2)
@@ -106,9 +106,9 @@ def test_early_stopping_ends_all_ranks_and_leaves_the_best_as_a_checkpoint(
     assert steps == [3, 3]
     losses = {each.step: each.loss or 0.0 for each in events(stopping)}
     best = min(losses, key=lambda step: losses[step])
-    kept = sorted(int(path.name.removeprefix("step-")) for path in stopping.checkpoints_dir.iterdir())
-    assert best in kept or best == 3
-    assert (stopping.output_dir.exists(), 3 in kept) == ((True, False) if best == 3 else (False, True))
+    kept_steps = sorted(int(path.name.removeprefix("step-")) for path in stopping.checkpoints_dir.iterdir())
+    assert best in kept_steps or best == 3
+    assert (stopping.output_dir.exists(), 3 in kept_steps) == ((True, False) if best == 3 else (False, True))
 
 
 ROWS = {
@@ -131,7 +131,7 @@ ROWS = {
         pytest.param("sft", "adapter-v2", marks=pytest.mark.nightly),
     ],
 )
-def test_each_task_and_adapter_is_measured_in_training_as_the_finished_model_is(
+def test_each_task_is_evaluated_in_training_with_the_scores_of_its_finished_model(
     tmp_path: Path, task: str, method: str
 ) -> None:
     model = runs.make_model(tmp_path / "model", "rewards" if task == "reward" else "llama")

@@ -1,4 +1,4 @@
-"""When a rank evaluates and what it finds, of a model that is a table, without processes."""
+"""Times and results of evaluations, with a model that is a table, without processes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ALONE = RankEnv(rank=0, local_rank=0, world_size=1, local_world_size=1, node=0)
 
 
 class Table(torch.nn.Module):
-    """What follows each token."""
+    """A model: a table of next-token probabilities."""
 
     device = torch.device("cpu")
 
@@ -42,14 +42,14 @@ class Table(torch.nn.Module):
         return self.rows[input_ids]
 
     def log_probability(self, row: Row) -> float:
-        """Of the tokens that count."""
+        """Return the log-probability of the counted tokens."""
         tokens, labels = torch.tensor(row.tokens).long(), torch.tensor(row.labels).long()
         chosen = self.rows[tokens[:-1]].log_softmax(-1).gather(-1, tokens[1:, None])[:, 0]
         return float(chosen[labels[1:] != IGNORE].sum())
 
 
 class Reporter:
-    """Keeps the finished evaluations."""
+    """Records finished evaluations."""
 
     def __init__(self) -> None:
         self.found: list[Any] = []
@@ -73,7 +73,7 @@ def evaluator(job: TrainJob, table: Table, reporter: Reporter, **options: Any) -
 
 
 def steps(job: TrainJob, seconds: float, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """After which steps of this many seconds there is an evaluation."""
+    """Return the steps of this duration in seconds after which an evaluation takes place."""
     now, table, reporter = [1000.0], Table(), Reporter()
     clock = SimpleNamespace(monotonic=lambda: now[0], perf_counter=time.perf_counter)
     monkeypatch.setattr(evaluation, "time", clock)
@@ -103,18 +103,20 @@ def test_an_evaluation_is_due_by_steps_or_minutes_and_at_the_end(
     assert steps(job, 20.0, monkeypatch) == expected
 
 
-def test_all_ranks_go_by_the_clock_of_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_0_decides_for_all_ranks_whether_an_evaluation_is_due(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job = make_job(tmp_path, {"evaluation": {"every_minutes": 60}}, runs.documents(3))
     for decided in (0, 1):
-        others = SimpleNamespace(
+        other_ranks = SimpleNamespace(
             is_initialized=lambda: True,
             broadcast=lambda tensor, src, decided=decided: tensor.fill_(decided if src == 0 else -1),
         )
-        monkeypatch.setattr(evaluation, "dist", others)
+        monkeypatch.setattr(evaluation, "dist", other_ranks)
         assert evaluator(job, Table(), Reporter())._is_due(1, Table.device) == bool(decided)
 
 
-def test_a_job_without_evaluations_writes_checkpoints_by_its_cadence_and_its_last_step(
+def test_a_job_without_evaluations_writes_checkpoints_at_its_interval_and_its_last_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = make_job(tmp_path, {"evaluation": {"every_steps": None}}, runs.documents(3), checkpoint_every=4)
@@ -126,30 +128,30 @@ def test_a_job_without_evaluations_writes_checkpoints_by_its_cadence_and_its_las
 
 
 @pytest.mark.parametrize(
-    ("losses", "kept", "stops"),
+    ("losses", "improved", "stops"),
     [
         ([3.0, 2.0, 1.0], {6: True, 7: False, 8: True}, False),
         ([1.0, 2.0, 3.0], {2: True, 6: False, STEPS: True}, False),
         ([1.0, 2.0, 3.0, 4.0], {8: True}, True),
     ],
 )
-def test_the_best_step_is_kept_and_three_evaluations_without_a_better_one_end_the_run(
-    tmp_path: Path, losses: list[float], kept: dict[int, bool], stops: bool
+def test_a_run_stops_after_three_evaluations_without_improvement_and_keeps_the_best_step(
+    tmp_path: Path, losses: list[float], improved: dict[int, bool], stops: bool
 ) -> None:
     settings = {"evaluation": {"every_steps": 2, "patience": 3}}
-    found = tuple(
+    evaluations = tuple(
         HeldOutLoss(step=2 * number, loss=loss, seconds=1.0) for number, loss in enumerate(losses, 1)
     )
-    job = make_job(tmp_path, settings, runs.documents(3), checkpoint_every=8, evaluations=found)
+    job = make_job(tmp_path, settings, runs.documents(3), checkpoint_every=8, evaluations=evaluations)
     evaluates = evaluator(job, Table(), Reporter())
     assert evaluates.stops == stops
-    assert {step: evaluates.is_kept(step) for step in kept} == kept
-    assert evaluates.is_exported(found[-1].step) == (losses[-1] == min(losses))
+    assert {step: evaluates.is_kept(step) for step in improved} == improved
+    assert evaluates.is_exported(evaluations[-1].step) == (losses[-1] == min(losses))
     trial = dataclasses.replace(job, keeps_result=False)
-    assert not evaluator(trial, Table(), Reporter()).is_exported(found[-1].step)
+    assert not evaluator(trial, Table(), Reporter()).is_exported(evaluations[-1].step)
 
 
-def test_the_base_draws_before_the_first_step_of_a_run_only(
+def test_sample_images_of_the_base_are_drawn_only_before_the_first_step_of_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = make_job(tmp_path, {"evaluation": {"every_steps": 2}}, runs.documents(3))
@@ -160,7 +162,7 @@ def test_the_base_draws_before_the_first_step_of_a_run_only(
         assert drawn == expected
 
 
-def test_the_loss_is_the_mean_over_the_tokens_that_count_with_the_weights_that_are_exported(
+def test_the_evaluation_loss_is_the_mean_over_counted_tokens_with_the_averaged_weights(
     tmp_path: Path,
 ) -> None:
     rows, table, reporter, entered = runs.documents(HELD_OUT), Table(), Reporter(), []
@@ -177,7 +179,7 @@ def test_the_loss_is_the_mean_over_the_tokens_that_count_with_the_weights_that_a
     assert entered == [True]
 
 
-def test_rewards_of_judged_answers_are_means_over_the_good_and_the_bad(tmp_path: Path) -> None:
+def test_rewards_of_judged_answers_are_averaged_separately_over_good_and_bad_answers(tmp_path: Path) -> None:
     rows, table, reporter = runs.judged(5), Table(), Reporter()
     reference = np.linspace(-30.0, -50.0, len(rows)).reshape(-1, 1)
     np.save(tmp_path / "reference.npy", reference)
@@ -191,7 +193,7 @@ def test_rewards_of_judged_answers_are_means_over_the_good_and_the_bad(tmp_path:
     good = [reward for row, reward in zip(rows, rewards, strict=True) if row.desirable]
     bad = [reward for row, reward in zip(rows, rewards, strict=True) if not row.desirable]
     assert len(good) != len(bad)
-    found = reporter.found[0].metrics
-    assert found["reward_good"] == pytest.approx(np.mean(good), rel=1e-4)
-    assert found["reward_bad"] == pytest.approx(np.mean(bad), rel=1e-4)
-    assert found["reward_margin"] == pytest.approx(np.mean(good) - np.mean(bad), rel=1e-4)
+    metrics_of_rewards = reporter.found[0].metrics
+    assert metrics_of_rewards["reward_good"] == pytest.approx(np.mean(good), rel=1e-4)
+    assert metrics_of_rewards["reward_bad"] == pytest.approx(np.mean(bad), rel=1e-4)
+    assert metrics_of_rewards["reward_margin"] == pytest.approx(np.mean(good) - np.mean(bad), rel=1e-4)

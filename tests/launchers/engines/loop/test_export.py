@@ -1,4 +1,4 @@
-"""What the loop leaves at the end."""
+"""Exports of the training loop."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("family", "flags"), CASES)
-def test_a_merged_model_answers_as_the_base_with_its_adapter(
+def test_a_merged_model_has_the_outputs_of_the_base_with_its_adapter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, flags: dict[str, bool]
 ) -> None:
     """Merged by blocks of few rows, in fp32, and compared with PEFT's own merge weight by weight."""
@@ -83,7 +83,7 @@ def _network(family: str) -> Any:
 
 
 def _adapted(base: Any, flags: dict[str, bool]) -> Any:
-    """The base with adapters that look trained: no matrix is zero, no magnitude is the base's own."""
+    """Return the base with adapters that look trained: no matrix is zero, magnitudes differ from the base."""
     targets = model.adapted_layers(base, settings.build({"lora": {"targets": "all-linear"}}))
     config = LoraConfig(r=4, lora_alpha=12, target_modules=targets, task_type="CAUSAL_LM", **flags)
     adapted = get_peft_model(base, config, autocast_adapter_dtype=False).eval()
@@ -97,7 +97,7 @@ def _adapted(base: Any, flags: dict[str, bool]) -> Any:
     return adapted
 
 
-def test_tensors_of_an_adapter_other_than_its_matrices_are_not_lost_silently(tmp_path: Path) -> None:
+def test_an_adapter_with_tensors_other_than_lora_matrices_is_refused(tmp_path: Path) -> None:
     tensors = {
         "base_model.model.layers.0.q_proj.lora_A.weight": torch.ones(2, 4),
         "base_model.model.layers.0.q_proj.lora_B.weight": torch.ones(4, 2),
@@ -109,7 +109,9 @@ def test_tensors_of_an_adapter_other_than_its_matrices_are_not_lost_silently(tmp
         export._updates(tmp_path)
 
 
-def test_files_that_call_the_adapted_layers_otherwise_are_refused_before_training(tmp_path: Path) -> None:
+def test_model_files_with_other_names_of_the_adapted_layers_are_refused_before_training(
+    tmp_path: Path,
+) -> None:
     network = _network("llama")
     network.save_pretrained(tmp_path)
     job = runs.make_job(tmp_path, tmp_path, tmp_path, steps=1, settings={"method": "lora"})
@@ -122,7 +124,7 @@ def test_files_that_call_the_adapted_layers_otherwise_are_refused_before_trainin
         export.check_mergeable(adapted, job)
 
 
-def test_an_adapter_is_merged_into_files_whose_names_transformers_changes(tmp_path: Path) -> None:
+def test_an_adapter_is_merged_into_files_whose_tensor_names_transformers_converts(tmp_path: Path) -> None:
     """Nemotron-H: "backbone." in its files, "model." in transformers."""
     families.network("nemotron_h").save_pretrained(tmp_path / "base")
     job = runs.make_job(tmp_path, tmp_path / "base", tmp_path, steps=1, settings={"method": "lora"})

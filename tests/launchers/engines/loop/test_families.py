@@ -1,4 +1,4 @@
-"""Every family that the loop runs, on tiny models: what packed documents see, and whole runs."""
+"""Every family supported by the loop, on tiny models: packed documents, and complete runs."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ RUN = {
 }
 
 
-def test_every_family_that_is_run_is_proved() -> None:
+def test_every_supported_family_is_tested() -> None:
     assert families.FAMILIES.keys() == RUN
 
 
 def logits(network: Any, tokens: torch.Tensor, **inputs: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
-        found: torch.Tensor = network(input_ids=tokens, use_cache=False, **inputs).logits
-    return found
+        logits_found: torch.Tensor = network(input_ids=tokens, use_cache=False, **inputs).logits
+    return logits_found
 
 
 @pytest.mark.parametrize("family", families.FAMILIES)
-def test_shape_and_blocks_of_every_family_are_found(family: str) -> None:
+def test_the_shape_and_the_blocks_of_every_family_are_recognized(family: str) -> None:
     network = families.network(family)
     spec = hf_config.to_spec(network.config.to_dict(), "mine")
     assert spec.parameters == sum(parameter.numel() for parameter in network.parameters())
@@ -58,8 +58,8 @@ def test_shape_and_blocks_of_every_family_are_found(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", families.FAMILIES)
-def test_packing_is_refused_where_documents_see_each_other_and_nowhere_else(family: str) -> None:
-    """Two documents in one row, longer than windows and chunks, against each alone."""
+def test_packing_is_refused_only_for_families_whose_documents_attend_to_each_other(family: str) -> None:
+    """Two documents in one row, longer than windows and chunks, are compared with each alone."""
     network = families.network(family)
     tokens = torch.randint(3, 250, (1, 70), generator=torch.Generator().manual_seed(1))
     border = 40
@@ -68,7 +68,7 @@ def test_packing_is_refused_where_documents_see_each_other_and_nowhere_else(fami
     takes_positions = "position_ids" in inspect.signature(network.forward).parameters
     together = logits(network, tokens, **({"position_ids": positions} if takes_positions else {}))
     apart = (together - alone).abs().max() < 3 * SAME
-    refused = bool(architectures.FAMILIES[family].sees_packed)
+    refused = bool(architectures.FAMILIES[family].packing_leak)
     assert apart or refused
     if family != "falcon":  # whose mask has the positions since a release after transformers 5.19
         assert apart != refused
@@ -76,11 +76,11 @@ def test_packing_is_refused_where_documents_see_each_other_and_nowhere_else(fami
     assert (as_one - alone).abs().max() > 1e-2, "what comes before does change these logits"
 
 
-def test_an_untested_family_packs_nothing() -> None:
-    assert architectures.family_of("helium").sees_packed
+def test_packing_is_refused_for_an_untested_family() -> None:
+    assert architectures.family_of("helium").packing_leak
 
 
-def test_blocks_are_found_by_their_number_where_a_family_names_none() -> None:
+def test_blocks_are_recognized_by_their_number_if_a_family_does_not_name_them() -> None:
     network = families.network("llama")
     named = blocks(network)
     network._no_split_modules = None
@@ -90,7 +90,7 @@ def test_blocks_are_found_by_their_number_where_a_family_names_none() -> None:
 
 
 def test_scores_that_a_model_caps_are_capped(tmp_path: Path) -> None:
-    """torch's own attention, which transformers takes by itself, has no cap."""
+    """The attention of torch, which transformers selects by default, has no cap."""
     families.network("gemma2").save_pretrained(tmp_path)
     tokens = torch.arange(3, 60)[None]
     capped = causal.load(tmp_path, dtype=torch.float32).eval()
@@ -110,14 +110,14 @@ Proofs = dict[tuple[str, str], Proof]  # by family and method
 
 @pytest.fixture(scope="module")
 def proved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Proofs]:
-    """All runs with a sharding of families like this one, done."""
+    """All runs with one sharding of the families, finished."""
     folder = tmp_path_factory.mktemp("families")
 
     @cache
     def of(sharding: str, different: bool) -> Proofs:
         chosen = tuple(family for family in families.FAMILIES if (family in DIFFERENT) == different)
-        found = families.prove(folder / str(different) / sharding, sharding, chosen)
-        return {(proof.family, proof.method): proof for proof in found}
+        proofs = families.prove(folder / str(different) / sharding, sharding, chosen)
+        return {(proof.family, proof.method): proof for proof in proofs}
 
     return lambda sharding, family: of(sharding, family in DIFFERENT)
 
@@ -134,7 +134,7 @@ def proved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Pro
     ]
     + [pytest.param("zero3", each, marks=pytest.mark.nightly) for each in DIFFERENT],
 )
-def test_it_trains_equally_with_every_sharding_resumes_bit_by_bit_and_exports_what_it_has_trained(
+def test_a_family_trains_equally_with_every_sharding_resumes_exactly_and_exports_its_weights(
     tmp_path: Path, family: str, method: str, sharding: str, proved: Callable[[str, str], Proofs]
 ) -> None:
     proof = proved(sharding, family)[family, method]
@@ -144,7 +144,7 @@ def test_it_trains_equally_with_every_sharding_resumes_bit_by_bit_and_exports_wh
 
 
 @pytest.mark.slow
-def test_untried_families_train_too(tmp_path: Path) -> None:
+def test_families_that_are_not_listed_as_supported_train(tmp_path: Path) -> None:
     runs = families.prove(tmp_path / "fsdp2", "fsdp2", tuple(families.UNTRIED), ("full",))
     for number, proof in enumerate(runs):
         assert families.problems(proof, proof, tmp_path / f"out-{number}") == [], proof.family

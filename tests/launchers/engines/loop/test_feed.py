@@ -1,4 +1,4 @@
-"""The order of micro batches, and what is made before the CPU waits for a GPU."""
+"""The order of micro batches, and prefetching before the CPU waits for a GPU."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ STEPS = 3
 
 @pytest.fixture
 def copies(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Count the tensors that are copied to a GPU, which here are left on the CPU."""
-    found: list[int] = []
+    """Count tensors copied to a GPU, which stay on the CPU here."""
+    copied_tensors: list[int] = []
 
     def copied(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
         assert device.type == "cuda"
-        found.append(tensor.numel())
+        copied_tensors.append(tensor.numel())
         return tensor
 
-    monkeypatch.setattr(batches, "copied", copied)
-    return found
+    monkeypatch.setattr(batches, "copy_to_device", copied)
+    return copied_tensors
 
 
-def test_a_prepared_step_has_the_batches_of_any_other(tmp_path: Path, copies: list[int]) -> None:
+def test_prefetched_batches_of_a_step_equal_those_read_directly(tmp_path: Path, copies: list[int]) -> None:
     data_dir = runs.make_data(tmp_path, runs.documents(12), batch=4, steps=STEPS)
     job = runs.make_job(
         tmp_path, tmp_path, data_dir, steps=STEPS, world=1, micro=2, accumulation=2, engine="fsdp2"
@@ -39,17 +39,17 @@ def test_a_prepared_step_has_the_batches_of_any_other(tmp_path: Path, copies: li
     task, data = NextToken(None, fused=False), Prepared(data_dir)
     feed = Feed(task, data, job, 0, torch.device("cuda"))
     for step in range(STEPS):
-        counts, found = feed.step(step)
+        counts, batches_read = feed.step(step)
         expected = list(task.batches(data, job.plan.layout, step, 0))
         assert counts == task.counts(data, step, 4)
-        for ours, theirs in zip(found, expected, strict=True):
+        for ours, theirs in zip(batches_read, expected, strict=True):
             assert torch.equal(ours.input_ids, theirs.input_ids)
         copies.clear()
         feed.prepare(step + 1)
         assert bool(copies) == (step + 1 < STEPS), "the first batch of a coming step is copied ahead"
 
 
-def test_a_resumed_run_reads_its_own_step(tmp_path: Path, copies: list[int]) -> None:
+def test_a_resumed_run_reads_the_batches_of_its_first_step(tmp_path: Path, copies: list[int]) -> None:
     data_dir = runs.make_data(tmp_path, runs.documents(12), batch=4, steps=STEPS)
     job: Any = runs.make_job(tmp_path, tmp_path, data_dir, steps=STEPS, world=1, micro=4, engine="fsdp2")
     feed = Feed(NextToken(None, fused=False), Prepared(data_dir), job, 0, torch.device("cuda"))

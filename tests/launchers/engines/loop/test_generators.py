@@ -1,4 +1,4 @@
-"""Random generators go on from a checkpoint as if nothing had been, and a checkpoint runs nothing."""
+"""Random generators resume from a checkpoint, and their file executes no code."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RANK = RankEnv(rank=1, local_rank=1, world_size=2, local_world_size=2, node=0)
 
 
 def drawn() -> list[Any]:
-    """Also the second of a pair of normal deviates, which the first draw keeps."""
+    """Draw random numbers, including the second of a pair of normal deviates, which is cached."""
     return [
         torch.randn(5).tolist(),
         [random.gauss(0, 1) for _ in range(3)],
@@ -35,31 +35,31 @@ def _put_back() -> Any:
         yield
 
 
-def test_all_three_resume_bit_for_bit_from_a_file(tmp_path: Path) -> None:
+def test_all_three_random_generators_resume_bit_for_bit_from_a_file(tmp_path: Path) -> None:
     generators.seed(7)
     drawn()
     generators.save(tmp_path, RANK)
-    due = drawn()
+    expected_draws = drawn()
     generators.seed(8)
     generators.restore(tmp_path, RANK)
-    assert drawn() == due
+    assert drawn() == expected_draws
 
 
-def test_what_is_drawn_in_between_changes_nothing() -> None:
+def test_random_numbers_drawn_inside_the_context_do_not_advance_the_generators() -> None:
     generators.seed(7)
-    due = drawn()
+    expected_draws = drawn()
     generators.seed(7)
     with generators.kept():
         drawn()
-    assert drawn() == due
+    assert drawn() == expected_draws
 
 
-def test_ranks_without_generator_states_are_unchanged(tmp_path: Path) -> None:
+def test_generators_are_unchanged_for_a_rank_without_saved_states(tmp_path: Path) -> None:
     generators.seed(7)
-    due = drawn()
+    expected_draws = drawn()
     generators.seed(7)
     generators.restore(tmp_path, RANK)
-    assert drawn() == due
+    assert drawn() == expected_draws
 
 
 class _Calls:
@@ -70,7 +70,7 @@ class _Calls:
         return os.mkdir, (str(self.mark),)
 
 
-def test_a_file_that_would_call_something_is_refused_and_so_is_one_of_an_older_version(
+def test_a_file_with_code_and_a_file_of_an_older_version_are_refused(
     tmp_path: Path,
 ) -> None:
     generators.save(tmp_path, RANK)

@@ -1,4 +1,4 @@
-"""Log-probabilities from the output head in chunks, against those of whole logits."""
+"""Log-probabilities from the output head in chunks, compared with full logits."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_values_and_gradients_are_those_of_whole_logits_and_no_logits_are_kept(family: str) -> None:
+def test_the_fused_head_has_the_values_and_gradients_of_full_logits_without_storing_them(family: str) -> None:
     network = families.network(family).train()
     batch = collate_pairs(runs.pairs(3), 0)
     labels = chosen_labels(batch)
@@ -44,18 +44,18 @@ def test_values_and_gradients_are_those_of_whole_logits_and_no_logits_are_kept(f
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        found = head.log_probabilities(network, network, labels, batch.inputs)
+        fused = head.log_probabilities(network, network, labels, batch.inputs)
     logits = labels.numel() * network.config.vocab_size
     assert max(saved) < logits
-    (found * found).sum().backward()  # type: ignore[no-untyped-call]
-    assert torch.allclose(found, expected, atol=1e-6)
+    (fused * fused).sum().backward()  # type: ignore[no-untyped-call]
+    assert torch.allclose(fused, expected, atol=1e-6)
     for name, each in network.named_parameters():
         assert torch.allclose(each.grad, gradients[name], atol=1e-5, rtol=1e-4), name
     assert network(**batch.inputs).logits.shape[-1] == network.config.vocab_size
 
 
 class _Model:
-    """A network as tasks query it."""
+    """A network as queried by tasks."""
 
     device = torch.device("cpu")
 
@@ -73,7 +73,7 @@ class _Model:
 @pytest.mark.parametrize(
     ("task", "method"), [("dpo", "lora"), ("orpo", "full"), ("simpo", "lora"), ("kto", "full")]
 )
-def test_a_tasks_loss_figures_and_gradients_are_those_of_whole_logits(
+def test_the_loss_metrics_and_gradients_of_a_task_equal_those_with_full_logits(
     task: str, method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = runs.judged(12) if task == "kto" else runs.pairs(4)
@@ -91,7 +91,7 @@ def test_a_tasks_loss_figures_and_gradients_are_those_of_whole_logits(
     monkeypatch.setattr("launchers.engines.loop.liger.put_in", lambda *_, **__: None)
     monkeypatch.setattr("torch.distributed.all_reduce", lambda tensor: tensor)
     data, layout = Prepared(data_dir), job.plan.layout
-    found, gradients = {}, {}
+    results, gradients = {}, {}
     for liger in (False, True):
         job = dataclasses.replace(job, settings=job.settings.model_copy(update={"liger": liger}))
         network = pretrained(job, dtype=torch.float32, device=torch.device("cpu"))
@@ -102,10 +102,10 @@ def test_a_tasks_loss_figures_and_gradients_are_those_of_whole_logits(
         outcomes = [learned.outcome(model, batch, counts) for batch in learned.batches(data, layout, 0, 0)]
         loss = sum(outcome.loss for outcome in outcomes)
         loss.backward()
-        found[liger] = [float(loss.detach())]
-        found[liger] += [float(sum(each.metrics[key] for each in outcomes)) for key in learned.metrics]
+        results[liger] = [float(loss.detach())]
+        results[liger] += [float(sum(each.metrics[key] for each in outcomes)) for key in learned.metrics]
         gradients[liger] = {n: p.grad for n, p in model.module.named_parameters() if p.grad is not None}
-    assert found[True] == pytest.approx(found[False], rel=1e-5, abs=1e-6)
+    assert results[True] == pytest.approx(results[False], rel=1e-5, abs=1e-6)
     assert gradients[True].keys() == gradients[False].keys()
     for name, gradient in gradients[False].items():
         assert torch.allclose(gradients[True][name], gradient, atol=1e-5, rtol=1e-3), name

@@ -1,4 +1,4 @@
-"""Held-out rows as each rank measures them, without a model."""
+"""Distribution of held-out rows over ranks, without a model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROWS = 7
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])
-def test_all_ranks_make_equally_many_passes_over_each_row_once_with_its_reference(
+def test_all_ranks_make_the_same_number_of_passes_and_each_row_is_evaluated_once(
     tmp_path: Path, world: int
 ) -> None:
     runs.make_data(tmp_path / "heldout", runs.pairs(ROWS), batch=1, steps=ROWS)

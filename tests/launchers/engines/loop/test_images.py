@@ -1,4 +1,4 @@
-"""A UNet in the loop: its losses beside those of diffusers' own training script, and its export."""
+"""Training of a UNet: losses compared with the diffusers training script, and exports."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from launchers.engines.loop.images import QUARTERS, LatentBatch, TextToImage
 from launchers.evaluation import image_evaluation
 from launchers.gang.job import TrainJob
 from launchers.images.prepared import PreparedImages
-from launchers.report.telemetry import Drawn, Evaluated, Follower
+from launchers.report.telemetry import Evaluated, EvaluationImages, Follower
 from tests.launchers.engines.loop import runs
 from tests.launchers.images.runs import Prepared as PreparedRun
 from tests.launchers.images.runs import prepared
@@ -56,7 +56,7 @@ def adapted(images: PreparedRun) -> TrainJob:
 
 
 def script_losses(job: TrainJob) -> list[float]:
-    """The losses of diffusers' train_text_to_image_sdxl.py (0.42.1), with what the job draws.
+    """Losses of diffusers' train_text_to_image_sdxl.py (0.42.1), with the random draws of the job.
 
     Its scheduler adds the noise, its compute_snr gives min-SNR's weights; the mean is over each image and
     then over the batch, gradients are clipped at 1, AdamW is torch's.
@@ -82,7 +82,7 @@ def script_losses(job: TrainJob) -> list[float]:
         total = 0.0
         for batch in batches:
             noisy = scheduler.add_noise(batch.clean, batch.noise, batch.steps)
-            found = unet(
+            output = unet(
                 noisy,
                 batch.steps,
                 batch.text,
@@ -90,7 +90,7 @@ def script_losses(job: TrainJob) -> list[float]:
             ).sample
             snr = compute_snr(scheduler, batch.steps)
             weights = torch.stack([snr, 5.0 * torch.ones_like(snr)], dim=1).min(dim=1)[0] / snr
-            errors = functional.mse_loss(found.float(), batch.noise.float(), reduction="none")
+            errors = functional.mse_loss(output.float(), batch.noise.float(), reduction="none")
             loss = (errors.mean(dim=list(range(1, errors.ndim))) * weights).mean() / len(batches)
             loss.backward()
             total += loss.item()
@@ -106,7 +106,7 @@ def losses_of(job: TrainJob) -> list[float]:
     return runs.losses(runs.steps(job))
 
 
-def test_losses_are_those_of_diffusers_script(trained: TrainJob) -> None:
+def test_losses_equal_those_of_the_diffusers_training_script(trained: TrainJob) -> None:
     assert losses_of(trained) == pytest.approx(script_losses(trained), abs=CLOSE)
     for step in runs.steps(trained):  # and the quarters of the noise schedule have losses of their own
         assert step.metrics
@@ -116,7 +116,7 @@ def test_losses_are_those_of_diffusers_script(trained: TrainJob) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(("method", "replicas"), [("full", 1), ("full", 2), ("lora", 1)])
-def test_two_processes_train_as_one(
+def test_two_processes_have_the_losses_of_one(
     images: PreparedRun, method: str, replicas: int, request: pytest.FixtureRequest
 ) -> None:
     alone = request.getfixturevalue("trained" if method == "full" else "adapted")
@@ -131,10 +131,10 @@ def test_two_processes_train_as_one(
 def test_a_run_resumes_from_its_checkpoint_exactly(images: PreparedRun, trained: TrainJob) -> None:
     first = images.job("first", checkpoint_every=3)
     runs.run(first)
-    again = runs.resumed(first, images.folder / "again", 3)
-    runs.run(again)
-    assert losses_of(again) == losses_of(trained)[3:]
-    assert_equal(weights_of(again), weights_of(trained))
+    output = runs.resumed(first, images.folder / "again", 3)
+    runs.run(output)
+    assert losses_of(output) == losses_of(trained)[3:]
+    assert_equal(weights_of(output), weights_of(trained))
 
 
 def weights_of(job: TrainJob) -> dict[str, torch.Tensor]:
@@ -147,13 +147,13 @@ def assert_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -
 
 
 def picture(pipeline: Any) -> Any:
-    """What a pipeline makes of a caption and a seed, as an array."""
+    """Return the image that a pipeline generates from a caption and a seed, as an array."""
     pipeline.set_progress_bar_config(disable=True)
     options: dict[str, Any] = {"num_inference_steps": 2, "height": 64, "width": 64, "output_type": "np"}
     return pipeline("a small red circle", generator=torch.Generator().manual_seed(1), **options).images
 
 
-def test_a_full_run_s_export_is_a_pipeline_with_the_trained_weights(
+def test_the_export_of_a_full_run_is_a_pipeline_with_the_trained_weights(
     trained: TrainJob, tmp_path: Path
 ) -> None:
     from diffusers import StableDiffusionXLPipeline
@@ -167,7 +167,7 @@ def test_a_full_run_s_export_is_a_pipeline_with_the_trained_weights(
     assert abs(picture(loaded) - picture(base)).max() == 0
 
 
-def test_lora_s_export_merged_and_alone_makes_the_same_pictures(adapted: TrainJob, tmp_path: Path) -> None:
+def test_merged_and_separate_lora_exports_generate_the_same_images(adapted: TrainJob, tmp_path: Path) -> None:
     from diffusers import StableDiffusionXLPipeline
 
     engines.get("fsdp2").collect(adapted, tmp_path)
@@ -178,12 +178,12 @@ def test_lora_s_export_merged_and_alone_makes_the_same_pictures(adapted: TrainJo
     after = picture(alone)
     assert abs(after - before).max() > 0.01
     assert abs(after - picture(merged)).max() < 1e-4
-    again = StableDiffusionXLPipeline.from_pretrained(adapted.model_dir)
-    again.load_lora_weights(tmp_path / "adapter", weight_name=_pipeline_layout.LORA)
-    assert abs(after - picture(again)).max() == 0
+    reloaded_pipeline = StableDiffusionXLPipeline.from_pretrained(adapted.model_dir)
+    reloaded_pipeline.load_lora_weights(tmp_path / "adapter", weight_name=_pipeline_layout.LORA)
+    assert abs(after - picture(reloaded_pipeline)).max() == 0
 
 
-def test_lora_in_kohya_s_format_has_the_names_and_the_scale_that_image_programs_read(
+def test_a_kohya_lora_file_has_the_tensor_names_and_scale_that_image_programs_expect(
     adapted: TrainJob, tmp_path: Path
 ) -> None:
     from diffusers import StableDiffusionXLPipeline
@@ -200,7 +200,7 @@ def test_lora_in_kohya_s_format_has_the_names_and_the_scale_that_image_programs_
     assert abs(picture(ours) - picture(theirs)).max() < 1e-4
 
 
-def test_the_configured_share_of_captions_is_replaced_by_zeros(images: PreparedRun) -> None:
+def test_the_configured_share_of_captions_is_dropped(images: PreparedRun) -> None:
     job = images.job("dropout", settings={"images": {"prompt_dropout": 0.5}})
     assert job.reference is not None
     task, data = TextToImage(job.settings, job.reference), Prepared(job.data_dir)
@@ -237,15 +237,15 @@ def test_text_encoders_are_trained_and_exported_with_the_unet(
 ) -> None:
     from diffusers import StableDiffusionXLPipeline
 
-    found, unet_alone = losses_of(with_texts), losses_of(adapted)
-    assert found[0] == pytest.approx(unet_alone[0], abs=CLOSE), "LoRA begins as nothing"
-    assert found[-1] != pytest.approx(unet_alone[-1], abs=CLOSE)
+    losses, unet_alone = losses_of(with_texts), losses_of(adapted)
+    assert losses[0] == pytest.approx(unet_alone[0], abs=CLOSE), "LoRA begins as nothing"
+    assert losses[-1] != pytest.approx(unet_alone[-1], abs=CLOSE)
     engines.get("fsdp2").collect(with_texts, tmp_path)
     merged = StableDiffusionXLPipeline.from_pretrained(tmp_path / "model")
     alone = StableDiffusionXLPipeline.from_pretrained(with_texts.model_dir)
     for name in ("text_encoder", "text_encoder_2"):
-        before, then = getattr(alone, name).state_dict(), getattr(merged, name).state_dict()
-        assert any(not torch.equal(before[key], weight) for key, weight in then.items())
+        before, exported_state = getattr(alone, name).state_dict(), getattr(merged, name).state_dict()
+        assert any(not torch.equal(before[key], weight) for key, weight in exported_state.items())
     alone.load_lora_weights(tmp_path / "adapter", weight_name=_pipeline_layout.LORA)
     assert abs(picture(alone) - picture(merged)).max() < 1e-3
     kohya = StableDiffusionXLPipeline.from_pretrained(with_texts.model_dir)
@@ -259,7 +259,7 @@ def test_text_encoders_are_trained_and_exported_with_the_unet(
     )
     assert after is not None
     assert evaluations(with_texts)[-1].loss == pytest.approx(after.loss, abs=CLOSE)
-    newest = said(with_texts, Drawn)[-1]
+    newest = events_of_rank_0(with_texts, EvaluationImages)[-1]
     assert abs(pixels(newest.pictures[0]).astype(int) - pixels(drawn[0].finetuned)).max() <= 2
 
 
@@ -267,9 +267,9 @@ def test_text_encoders_are_trained_and_exported_with_the_unet(
 def test_text_encoders_resume_exactly_and_train_equally_on_two_processes(
     images: PreparedRun, with_texts: TrainJob, tmp_path: Path
 ) -> None:
-    again = runs.resumed(with_texts, tmp_path / "again", 3)
-    runs.run(again)
-    assert losses_of(again) == losses_of(with_texts)[3:]
+    resumed = runs.resumed(with_texts, tmp_path / "again", 3)
+    runs.run(resumed)
+    assert losses_of(resumed) == losses_of(with_texts)[3:]
     two = images.job("texts-two", settings=TEXTS, world=2)
     runs.run(two)
     assert losses_of(two) == pytest.approx(losses_of(with_texts), abs=CLOSE)
@@ -284,57 +284,63 @@ EVALUATED: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def averaged(images: PreparedRun) -> TrainJob:
-    """A finished full run in one process with an average of the weights, evaluated while it trains."""
+    """A finished full run in one process with a moving average of the weights, evaluated during training."""
     job = images.job("averaged", settings=EVALUATED, checkpoint_every=3)
     runs.run(job)
     return job
 
 
-def said(job: TrainJob, kind: type[Any]) -> list[Any]:
-    """What rank 0 has said of one kind, in order."""
+def events_of_rank_0(job: TrainJob, kind: type[Any]) -> list[Any]:
+    """Return the events of one kind reported by rank 0, in order."""
     events = Follower(job.telemetry_dir).poll()
     return [event for event in events if isinstance(event, kind) and event.rank == 0]
 
 
 def evaluations(job: TrainJob) -> list[Evaluated]:
-    """Those that have ended; a long one says that it is under way, too."""
-    return [event for event in said(job, Evaluated) if event.loss is not None]
+    """Return finished evaluations; a long one also reports progress."""
+    return [event for event in events_of_rank_0(job, Evaluated) if event.loss is not None]
 
 
 @pytest.mark.nightly
-def test_an_average_changes_the_export_alone_and_resumes_exactly(
+def test_a_moving_average_changes_only_the_export_and_resumes_exactly(
     trained: TrainJob, averaged: TrainJob, tmp_path: Path
 ) -> None:
     assert losses_of(averaged) == losses_of(trained)
     plain, mean = weights_of(trained), weights_of(averaged)
     assert plain.keys() == mean.keys()
     assert not all(torch.equal(plain[name], mean[name]) for name in plain)
-    again = runs.resumed(averaged, tmp_path / "again", 3)
-    runs.run(again)
-    assert losses_of(again) == losses_of(averaged)[3:]
-    assert_equal(weights_of(again), weights_of(averaged))
-    assert [event.step for event in said(again, Drawn)] == [6], "the base was drawn by the first attempt"
+    resumed = runs.resumed(averaged, tmp_path / "again", 3)
+    runs.run(resumed)
+    assert losses_of(resumed) == losses_of(averaged)[3:]
+    assert_equal(weights_of(resumed), weights_of(averaged))
+    assert [event.step for event in events_of_rank_0(resumed, EvaluationImages)] == [6], (
+        "the base was drawn by the first attempt"
+    )
 
 
-def test_a_checkpoint_without_the_average_is_refused(
+def test_a_checkpoint_without_the_moving_average_is_refused(
     images: PreparedRun, averaged: TrainJob, tmp_path: Path
 ) -> None:
     settings = averaged.settings.model_copy(
         update={"images": averaged.settings.images.model_copy(update={"ema_decay": None})}
     )
-    again = dataclasses.replace(runs.resumed(averaged, tmp_path / "again", 3), settings=settings)
-    assert "average 0.9, this run has none" in runs.start(again).stderr
+    resumed = dataclasses.replace(runs.resumed(averaged, tmp_path / "again", 3), settings=settings)
+    assert "average 0.9, this run has none" in runs.start(resumed).stderr
 
 
 @pytest.mark.nightly
-def test_two_processes_measure_and_draw_what_one_does(images: PreparedRun, averaged: TrainJob) -> None:
+def test_two_processes_have_the_evaluation_loss_and_sample_images_of_one(
+    images: PreparedRun, averaged: TrainJob
+) -> None:
     two = images.job("averaged-two", settings=EVALUATED, world=2)
     runs.run(two)
     for one, other in zip(evaluations(averaged), evaluations(two), strict=True):
         assert (one.step, one.done, one.rows) == (other.step, other.done, other.rows)
         assert one.loss == pytest.approx(other.loss, abs=CLOSE)
         assert one.metrics == pytest.approx(other.metrics, abs=CLOSE)
-    for drawn, beside in zip(said(averaged, Drawn), said(two, Drawn), strict=True):
+    for drawn, beside in zip(
+        events_of_rank_0(averaged, EvaluationImages), events_of_rank_0(two, EvaluationImages), strict=True
+    ):
         assert (drawn.step, drawn.captions) == (beside.step, beside.captions)
         for picture_of_one, picture_of_two in zip(drawn.pictures, beside.pictures, strict=True):
             difference = pixels(picture_of_one).astype(int) - pixels(picture_of_two).astype(int)
@@ -348,7 +354,7 @@ def pixels(png: str) -> Any:
     return np.asarray(Image.open(io.BytesIO(base64.b64decode(png))))
 
 
-def test_an_evaluation_while_it_trains_is_what_the_finished_pipeline_gets(
+def test_an_evaluation_during_training_equals_that_of_the_exported_pipeline(
     averaged: TrainJob, tmp_path: Path
 ) -> None:
     engines.get("fsdp2").collect(averaged, tmp_path)
@@ -362,7 +368,7 @@ def test_an_evaluation_while_it_trains_is_what_the_finished_pipeline_gets(
     assert last.loss == pytest.approx(after.loss, abs=CLOSE)
     assert last.metrics == pytest.approx(after.metrics, abs=CLOSE)
     assert after.loss < before.loss
-    base, *_, newest = said(averaged, Drawn)
+    base, *_, newest = events_of_rank_0(averaged, EvaluationImages)
     assert (base.step, newest.step) == (0, averaged.total_steps)
     for number, each in enumerate(drawn):
         assert base.captions[number] == each.prompt
@@ -371,7 +377,7 @@ def test_an_evaluation_while_it_trains_is_what_the_finished_pipeline_gets(
 
 
 @pytest.mark.nightly
-def test_a_clip_model_scores_how_well_pictures_fit_their_captions(averaged: TrainJob, tmp_path: Path) -> None:
+def test_a_clip_model_scores_how_well_images_match_their_captions(averaged: TrainJob, tmp_path: Path) -> None:
     clip = make_clip(averaged.model_dir, tmp_path / "clip")
     engines.get("fsdp2").collect(averaged, tmp_path)
     held_out = PreparedImages(averaged.held_out_dir)
@@ -379,15 +385,15 @@ def test_a_clip_model_scores_how_well_pictures_fit_their_captions(averaged: Trai
     before, after, _ = image_evaluation.measure(averaged.model_dir, tmp_path / "model", held_out, **options)
     assert before is not None
     assert after is not None
-    found = before.metrics["CLIP score"], after.metrics["CLIP score"]
-    assert all(0 <= value <= 100 for value in found)
-    assert found[0] != found[1]
+    clip_scores = before.metrics["CLIP score"], after.metrics["CLIP score"]
+    assert all(0 <= value <= 100 for value in clip_scores)
+    assert clip_scores[0] != clip_scores[1]
     mean = sum(value for name, value in after.metrics.items() if name in QUARTERS) / 4
     assert after.loss == pytest.approx(mean), "it is no part of the loss"
 
 
 def make_clip(pipeline: Path, folder: Path) -> Path:
-    """A CLIP model of random weights with a pipeline's tokenizer."""
+    """Create a CLIP model with random weights and the tokenizer of a pipeline."""
     from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel, CLIPProcessor, CLIPTokenizer
 
     tokenizer = CLIPTokenizer.from_pretrained(pipeline / "tokenizer")

@@ -1,4 +1,4 @@
-"""Liger-Kernel's kernels beside the model's own, on a CPU, in Triton's interpreter; no GPU has run them."""
+"""Kernels of Liger-Kernel compared with the model code, on a CPU in Triton's interpreter, without a GPU."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 COMMAND = [sys.executable, "-m", "tests.launchers.engines.loop.interpreted"]
 
 
-def environment(**more: Any) -> dict[str, str]:
-    values = {"TRITON_INTERPRET": 1, "OMP_NUM_THREADS": 1, "HF_HUB_OFFLINE": 1, **more}
+def environment(**overrides: Any) -> dict[str, str]:
+    values = {"TRITON_INTERPRET": 1, "OMP_NUM_THREADS": 1, "HF_HUB_OFFLINE": 1, **overrides}
     return {**os.environ, **{name: str(value) for name, value in values.items()}}
 
 
-def test_loss_and_gradients_are_those_of_the_models_own_code() -> None:
+def test_loss_and_gradients_equal_those_of_the_model_without_liger() -> None:
     done = subprocess.run(
         [*COMMAND, "families"], env=environment(), cwd=ranks.ROOT, capture_output=True, text=True, check=False
     )
@@ -45,7 +45,7 @@ def test_loss_and_gradients_are_those_of_the_models_own_code() -> None:
         pytest.param("fsdp2", "fsdp", "full", "orpo", marks=pytest.mark.nightly),
     ],
 )
-def test_a_run_of_two_processes_learns_and_is_evaluated_as_it_is_without_them(
+def test_a_run_of_two_processes_has_the_losses_and_evaluations_of_a_run_without_liger(
     tmp_path: Path, engine: str, sharding: str, method: str, task: str
 ) -> None:
     rows = runs.documents if task == "sft" else runs.pairs
@@ -87,6 +87,6 @@ def test_a_run_of_two_processes_learns_and_is_evaluated_as_it_is_without_them(
             process.kill()
     plain = runs.losses(runs.run(jobs[False]))
     assert runs.losses(runs.steps(jobs[True])) == pytest.approx(plain, rel=1e-5)
-    found, expected = (runs.held_out_losses(jobs[liger]) for liger in (True, False))
-    assert list(found) == [1, 2]
-    assert found == pytest.approx(expected, rel=1e-5)
+    curves, expected = (runs.held_out_losses(jobs[liger]) for liger in (True, False))
+    assert list(curves) == [1, 2]
+    assert curves == pytest.approx(expected, rel=1e-5)

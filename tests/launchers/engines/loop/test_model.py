@@ -1,4 +1,4 @@
-"""What is trained of a model: which layers get adapters, by the family's own names."""
+"""Trained layers of a model: adapter targets by the names of the family."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def targets(value: Any) -> settings.Settings:
     return settings.build({"lora": {"targets": value}})
 
 
-def test_every_causal_family_is_looked_at() -> None:
+def test_every_causal_family_is_covered() -> None:
     causal = {family for family, traits in FAMILIES.items() if traits.causal}
     assert causal - ONE_OF_EACH_FAMILY.keys() <= UNLISTED
 
 
 @pytest.mark.parametrize("name", ONE_OF_EACH_FAMILY.values(), ids=ONE_OF_EACH_FAMILY.keys())
-def test_all_linear_is_every_linear_layer_but_heads_and_routers_and_is_counted_exactly(name: str) -> None:
+def test_all_linear_adapts_every_linear_layer_but_heads_and_routers_and_is_counted_exactly(name: str) -> None:
     import torch
     from peft import LoraConfig, get_peft_model
 
@@ -61,20 +61,20 @@ def test_all_linear_is_every_linear_layer_but_heads_and_routers_and_is_counted_e
     linear = {
         path.rpartition(".")[2] for path, m in network.named_modules() if isinstance(m, torch.nn.Linear)
     }
-    found = model.adapted_layers(network, targets("all-linear"))
+    layers = model.adapted_layers(network, targets("all-linear"))
     traits = FAMILIES[find(name).family]
     excluded = {"gate_proj", "up_proj", "down_proj"} if traits.mlp_names_are_experts else set()
     excluded |= {"wq_b", "wk", "weights_proj"}  # indexers of sparse attention
     if traits.recurrence == "mamba2":
         excluded |= {"out_proj"}  # its kernel reads the weight past an adapter
-    assert set(found) == linear - NO_ADAPTER - excluded
-    assert model.adapted_layers(network, settings.build({})) == found, "the default is all seven names"
+    assert set(layers) == linear - NO_ADAPTER - excluded
+    assert model.adapted_layers(network, settings.build({})) == layers, "the default is all seven names"
 
     spec = some_layers(name)
     for method in ("lora", "dora"):
         adapted = get_peft_model(
             tiny(name),
-            LoraConfig(r=4, target_modules=found, use_dora=method == "dora"),
+            LoraConfig(r=4, target_modules=layers, use_dora=method == "dora"),
             low_cpu_mem_usage=True,
         )
         trained = sum(p.numel() for p in adapted.parameters() if p.requires_grad)
@@ -89,7 +89,7 @@ def test_all_linear_is_every_linear_layer_but_heads_and_routers_and_is_counted_e
 
 
 @pytest.mark.parametrize(
-    ("name", "wanted", "found"),
+    ("name", "targets_given", "expected"),
     [
         ("llama-3.2-1b", ["q_proj", "down_proj"], ["q_proj", "down_proj"]),
         ("phi-3-mini", ["q_proj", "v_proj", "up_proj"], ["qkv_proj", "gate_up_proj"]),
@@ -99,13 +99,13 @@ def test_all_linear_is_every_linear_layer_but_heads_and_routers_and_is_counted_e
         ("phi-2", PROJECTIONS, ["q_proj", "k_proj", "v_proj", "dense", "fc1", "fc2"]),
     ],
 )
-def test_targets_by_llamas_names_are_found_under_the_familys(
-    name: str, wanted: list[str], found: list[str]
+def test_targets_with_llama_names_are_translated_to_the_names_of_the_family(
+    name: str, targets_given: list[str], expected: list[str]
 ) -> None:
-    assert model.adapted_layers(tiny(name), targets(wanted)) == found
+    assert model.adapted_layers(tiny(name), targets(targets_given)) == expected
 
 
-def test_targets_that_the_model_lacks_are_refused_with_those_it_has() -> None:
+def test_targets_that_the_model_lacks_are_refused_with_its_available_targets() -> None:
     with pytest.raises(UserError, match="up_proj") as caught:
         model.adapted_layers(tiny("mixtral-8x7b"), targets(["up_proj"]))
     assert "k_proj, lm_head" in (caught.value.advice or "")
@@ -119,9 +119,7 @@ WITH_EXPERTS = [
 
 
 @pytest.mark.parametrize("family", WITH_EXPERTS)
-def test_adapters_on_experts_are_counted_exactly_and_all_of_them_are_trained(
-    tmp_path: Path, family: str
-) -> None:
+def test_expert_adapters_are_counted_exactly_and_all_are_trained(tmp_path: Path, family: str) -> None:
     import torch
     from peft import PeftModel
 
@@ -148,8 +146,10 @@ def test_adapters_on_experts_are_counted_exactly_and_all_of_them_are_trained(
     adapted.save_pretrained(tmp_path / "adapter")
     with torch.no_grad():
         logits = adapted.eval()(tokens).logits
-        again = PeftModel.from_pretrained(causal.load(tmp_path / "base"), str(tmp_path / "adapter")).eval()
-        assert torch.equal(again(tokens).logits, logits)
+        reloaded_model = PeftModel.from_pretrained(
+            causal.load(tmp_path / "base"), str(tmp_path / "adapter")
+        ).eval()
+        assert torch.equal(reloaded_model(tokens).logits, logits)
         merged = adapted.merge_and_unload().eval()(tokens).logits
     assert torch.allclose(merged, logits, atol=1e-5)
 
@@ -159,32 +159,32 @@ def job_on_experts(folder: Path) -> TrainJob:
     return runs.make_job(folder, folder, folder, steps=1, settings={"method": "lora", "lora": lora})
 
 
-def test_adapters_on_experts_keep_a_copy_of_them_for_the_backward_pass(tmp_path: Path) -> None:
-    """What the estimate adds to each block that is not recomputed."""
+def test_expert_adapters_keep_a_copy_of_the_experts_for_the_backward_pass(tmp_path: Path) -> None:
+    """The estimate adds this copy to each block that is not recomputed."""
     import torch
 
-    def kept(experts: bool) -> int:
+    def keep_copy(experts: bool) -> int:
         network = families.network("mixtral")
         job = job_on_experts(tmp_path)
         lora = job.settings.lora.model_copy(update={"experts": experts})
         settings = job.settings.model_copy(update={"lora": lora})
         adapted = model.made_trainable(network, dataclasses.replace(job, settings=settings))
-        seen = {}
+        storages = {}
 
         def pack(tensor: torch.Tensor) -> torch.Tensor:
             storage = tensor.untyped_storage()
-            seen[storage.data_ptr()] = (tensor, storage.nbytes())
+            storages[storage.data_ptr()] = (tensor, storage.nbytes())
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
             logits = adapted(torch.arange(3, 7)[None]).logits
-        own = {each.untyped_storage().data_ptr() for each in adapted.parameters()}
+        adapter_storages = {each.untyped_storage().data_ptr() for each in adapted.parameters()}
         assert logits.requires_grad
-        return sum(size for pointer, (_, size) in seen.items() if pointer not in own)
+        return sum(size for pointer, (_, size) in storages.items() if pointer not in adapter_storages)
 
     experts = sum(
         each.numel() * each.element_size()
         for name, each in families.network("mixtral").named_parameters()
         if ".experts." in name
     )
-    assert kept(True) - kept(False) == pytest.approx(experts, rel=0.05)
+    assert keep_copy(True) - keep_copy(False) == pytest.approx(experts, rel=0.05)

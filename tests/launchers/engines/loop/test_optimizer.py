@@ -12,7 +12,7 @@ from launchers.engines.loop import optimizer
 from tests.launchers.engines.loop import runs
 
 
-def test_the_schedule_is_that_of_the_job_and_its_steps() -> None:
+def test_the_learning_rate_follows_the_schedule_and_the_steps_of_the_job() -> None:
     job = runs.make_job(
         Path(), Path(), Path(), steps=10, settings={"schedule": {"name": "linear", "warmup_steps": 2}}
     )
@@ -25,7 +25,7 @@ def test_the_schedule_is_that_of_the_job_and_its_steps() -> None:
     assert rates == [0.0, 0.5, 1.0, 0.875]
 
 
-def test_muon_takes_the_blocks_matrices_and_adamw_the_rest() -> None:
+def test_muon_optimizes_the_matrices_of_blocks_and_adamw_all_other_parameters() -> None:
     job = runs.make_job(
         Path(), Path(), Path(), steps=1, engine="fsdp2", settings={"optimizer": {"name": "muon", "lr": 1e-2}}
     )
@@ -75,5 +75,5 @@ def test_an_optimizer_learns_and_resumes_bit_by_bit(tmp_path: Path, engine: str,
     )
     losses = runs.losses(runs.run(job))
     assert losses[-1] < losses[0] - 0.1
-    again = runs.resumed(job, tmp_path / "again", 3)
-    assert runs.losses(runs.run(again)) == losses[3:]
+    resumed = runs.resumed(job, tmp_path / "again", 3)
+    assert runs.losses(runs.run(resumed)) == losses[3:]

@@ -1,4 +1,4 @@
-"""Layers in 4 and 8 bits: what they hold, what they compute, and what trains beside them."""
+"""Layers in 4 and 8 bits: storage, outputs, and training of adapters on them."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def matrix(rows: int, columns: int, dtype: torch.dtype = torch.float32) -> torch
 def layer_of(weight: torch.Tensor, kind: LaunchedQuantization) -> QuantizedLinear:
     like = nn.Linear(weight.shape[1], weight.shape[0], bias=False, dtype=weight.dtype)
     layer = QuantizedLinear(like, kind)
-    words, scales = packed(weight, kind)
-    assert words.shape == layer.weight.shape
-    layer.weight.data = words
+    packed_weight, scales = packed(weight, kind)
+    assert packed_weight.shape == layer.weight.shape
+    layer.weight.data = packed_weight
     for name, values in scales.items():
         assert values.shape == layer.get_buffer(name).shape
         setattr(layer, name, values)
@@ -42,33 +42,35 @@ def layer_of(weight: torch.Tensor, kind: LaunchedQuantization) -> QuantizedLinea
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", ["nf4", "nf4-double"])
-def test_4_bits_are_those_of_bitsandbytes(kind: LaunchedQuantization, dtype: torch.dtype) -> None:
+def test_4_bit_weights_equal_those_of_bitsandbytes(kind: LaunchedQuantization, dtype: torch.dtype) -> None:
     from bitsandbytes import functional
 
     weight = matrix(96, 160, dtype)
     theirs, state = functional.quantize_4bit(
         weight, blocksize=64, compress_statistics=kind == "nf4-double", quant_type="nf4"
     )
-    words, scales = packed(weight, kind)
-    assert torch.equal(words.view(torch.uint8).reshape(-1), theirs.reshape(-1))
-    assert torch.equal(unpacked(words, scales, kind, weight.shape), functional.dequantize_4bit(theirs, state))
+    packed_weight, scales = packed(weight, kind)
+    assert torch.equal(packed_weight.view(torch.uint8).reshape(-1), theirs.reshape(-1))
+    assert torch.equal(
+        unpacked(packed_weight, scales, kind, weight.shape), functional.dequantize_4bit(theirs, state)
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_8_bits_are_off_by_half_a_step_of_their_row(dtype: torch.dtype) -> None:
+def test_8_bit_weights_differ_by_at_most_half_a_quantization_step_of_their_row(dtype: torch.dtype) -> None:
     weight = matrix(96, 160, dtype)
-    words, scales = packed(weight, "int8")
-    found = unpacked(words, scales, "int8", weight.shape)
+    packed_weight, scales = packed(weight, "int8")
+    unpacked_weight = unpacked(packed_weight, scales, "int8", weight.shape)
     step = weight.float().abs().amax(1, keepdim=True) / quantized.LARGEST_INT8
     rounded = 2**-8 if dtype is torch.bfloat16 else 1e-6
-    assert found.dtype == dtype
-    assert ((found - weight).float().abs() <= step / 2 + rounded * weight.float().abs()).all()
+    assert unpacked_weight.dtype == dtype
+    assert ((unpacked_weight - weight).float().abs() <= step / 2 + rounded * weight.float().abs()).all()
 
 
 @torch.compiler.set_stance("force_eager")  # bitsandbytes compiles what unpacks odd shapes
 @pytest.mark.parametrize("shape", [(3, 5), (64, 66)])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_matrix_of_any_shape_is_packed_and_a_row_of_zeros_stays_one(
+def test_a_matrix_of_any_shape_is_quantized_and_a_row_of_zeros_remains_zero(
     kind: LaunchedQuantization, shape: tuple[int, int]
 ) -> None:
     weight = matrix(*shape)
@@ -79,7 +81,7 @@ def test_a_matrix_of_any_shape_is_packed_and_a_row_of_zeros_stays_one(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_outputs_and_gradients_are_those_of_a_linear_layer_with_the_unpacked_weight(
+def test_outputs_and_gradients_equal_those_of_a_linear_layer_with_the_dequantized_weight(
     kind: LaunchedQuantization,
 ) -> None:
     layer = layer_of(matrix(48, 32), kind)
@@ -104,7 +106,7 @@ def test_scales_are_not_cast_with_a_network_and_are_in_no_state_dict(kind: Launc
 
 
 @pytest.mark.parametrize(("kind", "bytes_each"), [("nf4", 0.5625), ("nf4-double", 0.516), ("int8", 1.016)])
-def test_a_weight_takes_the_bytes_that_its_kind_promises(
+def test_a_quantized_weight_has_the_bytes_per_value_of_its_format(
     kind: LaunchedQuantization, bytes_each: float
 ) -> None:
     layer = layer_of(matrix(256, 256), kind)
@@ -113,8 +115,8 @@ def test_a_weight_takes_the_bytes_that_its_kind_promises(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_product_keeps_no_weight_that_was_gathered_for_it(kind: LaunchedQuantization) -> None:
-    """As ZeRO-3 does it: the parameter's values are given away, and gathered anew for the gradient."""
+def test_the_backward_pass_keeps_no_gathered_weight_of_the_forward_pass(kind: LaunchedQuantization) -> None:
+    """ZeRO-3 frees the values of the parameter and gathers them again for the gradient."""
     layer = layer_of(matrix(48, 64), kind)
     inputs, gathered = matrix(3, 64).requires_grad_(), layer.weight.data
     output = layer(inputs)
@@ -140,10 +142,10 @@ def qlora(
 
 
 @pytest.fixture(scope="module", params=["zero2", "fsdp"])
-def whole(
+def reference_run(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, model: Path, data: Path
 ) -> TrainJob:
-    """A run on two processes that others are compared with, done; with a checkpoint after half its steps."""
+    """A finished run on two processes for comparison, with a checkpoint after half its steps."""
     job = qlora(tmp_path_factory.mktemp("whole"), model, data, request.param, checkpoint_every=3)
     runs.run(job)
     return job
@@ -159,33 +161,36 @@ def losses(job: TrainJob) -> list[float]:
     "kind",
     [pytest.param(kind, marks=[] if kind == "nf4-double" else pytest.mark.nightly) for kind in KINDS],
 )
-def test_zero_and_fsdp2_train_equally(
+def test_zero_and_fsdp2_train_a_quantized_base_equally(
     tmp_path: Path, model: Path, data: Path, kind: LaunchedQuantization, precision: str
 ) -> None:
-    found = []
+    engine_losses = []
     for sharding in ("zero2", "zero3", "fsdp"):
         job = qlora(tmp_path / sharding, model, data, sharding, kind, precision=precision)
-        found.append(runs.losses(runs.run(job)))
+        engine_losses.append(runs.losses(runs.run(job)))
     close = CLOSE if precision == "fp32" else 1e-4  # adapters are in bf16 under ZeRO, in fp32 under FSDP2
-    assert (found[1], found[2]) == (pytest.approx(found[0], rel=close), pytest.approx(found[0], rel=close))
-    assert found[0][-1] < 0.99 * found[0][0]
+    assert (engine_losses[1], engine_losses[2]) == (
+        pytest.approx(engine_losses[0], rel=close),
+        pytest.approx(engine_losses[0], rel=close),
+    )
+    assert engine_losses[0][-1] < 0.99 * engine_losses[0][0]
 
 
 @pytest.mark.slow
-def test_a_checkpoint_holds_no_base(whole: TrainJob) -> None:
-    engine = whole.checkpoint_dir(3) / "engine"
-    if whole.plan.engine == "fsdp2":  # whose files have a head for each tensor
+def test_a_checkpoint_contains_no_base_weights(reference_run: TrainJob) -> None:
+    engine = reference_run.checkpoint_dir(3) / "engine"
+    if reference_run.plan.engine == "fsdp2":  # whose files have a head for each tensor
         assert all("lora_" in name for name in FileSystemReader(engine).read_metadata().state_dict_metadata)
         return
-    adapters = (whole.output_dir / "adapter" / "adapter_model.safetensors").stat().st_size
+    adapters = (reference_run.output_dir / "adapter" / "adapter_model.safetensors").stat().st_size
     written = sum(path.stat().st_size for path in engine.rglob("*") if path.is_file())
     assert written < 4.5 * adapters + 60_000, "weights, both moments and ZeRO's fp32 copy, and some tables"
 
 
 def logits(network: Any) -> torch.Tensor:
     with torch.no_grad():
-        found: torch.Tensor = network.train()(torch.arange(3, 33)[None]).logits
-    return found
+        logits_found: torch.Tensor = network.train()(torch.arange(3, 33)[None]).logits
+    return logits_found
 
 
 @pytest.mark.slow
@@ -194,10 +199,10 @@ def logits(network: Any) -> torch.Tensor:
     "kind",
     [pytest.param(kind, marks=[] if kind == "nf4-double" else pytest.mark.nightly) for kind in KINDS],
 )
-def test_the_merged_model_answers_as_the_quantized_base_with_its_adapter(
+def test_the_merged_model_has_the_outputs_of_the_quantized_base_with_its_adapter(
     tmp_path: Path, model: Path, data: Path, kind: LaunchedQuantization, sharding: str
 ) -> None:
-    """The base as transformers' BitsAndBytesConfig quantizes it, too, but for its 8 bits' rounding."""
+    """Compared also with BitsAndBytesConfig of transformers, except for rounding in 8 bits."""
     from peft import PeftModel
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 

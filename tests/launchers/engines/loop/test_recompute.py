@@ -1,4 +1,4 @@
-"""What activation checkpointing keeps of a block, counted by the operations that are run again."""
+"""Activations kept by activation checkpointing, counted by recomputed operations."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def job_of(folder: Path, *, checkpointing: bool = True, **settings: Any) -> Trai
 
 
 def repeated(job: TrainJob) -> tuple[int, int]:
-    """Products and attentions that a backward pass runs beyond those of one without checkpointing."""
+    """Return products and attentions in a backward pass beyond those without checkpointing."""
     counts = []
     for checkpointing in (False, True):
         layout = dataclasses.replace(job.plan.layout, activation_checkpointing=checkpointing)
@@ -75,26 +75,26 @@ def test_only_the_chosen_activations_are_recomputed(
     folder: Path, recompute: dict[str, Any], products: int, attentions: int
 ) -> None:
     # the last product of a block is not run again where all of it is recomputed: nothing needs its result
-    again, attentions_again = repeated(job_of(folder, recompute=recompute))
+    recomputed, attentions_again = repeated(job_of(folder, recompute=recompute))
     last = {(): 2, ("every",): 1}.get(tuple(recompute), 0) if products else 0
-    assert (again, attentions_again) == (products - last, attentions)
+    assert (recomputed, attentions_again) == (products - last, attentions)
 
 
 @pytest.mark.parametrize("method", ["lora", "qlora"])
-def test_adapters_products_are_recomputed_and_every_second_one_of_the_base_is_kept(
+def test_products_of_adapters_are_recomputed_and_every_second_product_of_the_base_is_kept(
     folder: Path, method: str
 ) -> None:
-    again, attentions = repeated(job_of(folder, method=method, recompute={"what": "selective"}))
+    recomputed, attentions = repeated(job_of(folder, method=method, recompute={"what": "selective"}))
     assert attentions == 0
-    whole, _ = repeated(job_of(folder, method=method))
-    assert whole - again == 2 * len(("q", "v", "gate", "down"))
+    full_count, _ = repeated(job_of(folder, method=method))
+    assert full_count - recomputed == 2 * len(("q", "v", "gate", "down"))
 
 
-@pytest.mark.parametrize("what", ["full", "selective"])
-def test_recomputing_changes_no_gradient(folder: Path, what: str) -> None:
+@pytest.mark.parametrize("recompute_kind", ["full", "selective"])
+def test_recomputation_changes_no_gradient(folder: Path, recompute_kind: str) -> None:
     gradients = []
     for checkpointing in (False, True):
-        job = job_of(folder, checkpointing=checkpointing, recompute={"what": what})
+        job = job_of(folder, checkpointing=checkpointing, recompute={"what": recompute_kind})
         network = model.made_trainable(
             model.pretrained(job, dtype=torch.float32, device=torch.device("cpu")), job
         )

@@ -1,4 +1,4 @@
-"""The bytes that each of two ranks holds, beside the estimate's: for each method and each sharding."""
+"""Bytes held by each of two ranks compared with the estimate, for each method and sharding."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KINDS = {"qlora": "nf4-double", "int8": "int8"}
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """tiny-llama, and rows for it."""
+    """tiny-llama, and its rows."""
     folder = tmp_path_factory.mktemp("tiny")
     tiny_llama.make(folder / "model")
     runs.make_data(folder / "data", runs.documents(8), batch=4, steps=held.STEP)
@@ -38,7 +38,7 @@ EVERY_CHANGE = [("full", "zero3"), ("qlora", "fsdp")]
 
 
 def bucket(setup: Setup) -> int:
-    """DeepSpeed's bucket of gradients, which stage 3 keeps (runtime/zero/stage3.py)."""
+    """Return the gradient bucket of DeepSpeed that stage 3 keeps (runtime/zero/stage3.py)."""
     return 2 * min(DEEPSPEED_BUCKET, setup.trainable_parameters) if setup.sharding == "zero3" else 0
 
 
@@ -72,22 +72,22 @@ def test_each_rank_holds_the_estimated_bytes(
     )
     spec = find("tiny-llama")
     job = dataclasses.replace(job, plan=dataclasses.replace(job.plan, parameters=spec.parameters))
-    wanted = Job(
+    expected_setup = Job(
         model=spec,
         method=named,  # type: ignore[arg-type]
         engine=engine,  # type: ignore[arg-type]
         quantization=kind,  # type: ignore[arg-type]
     )
-    setup = setup_of(wanted, job.plan.layout)
+    setup = setup_of(expected_setup, job.plan.layout)
     expected = {name: size for name, size in states(setup).items() if size}
     if method == "full":  # what is trained is the model
         expected["adapters"] = expected.pop("weights")
     # DeepSpeed's gradients are in lists and buffers of its own
     elsewhere = 0 if engine == "fsdp2" else expected.pop("gradients") + bucket(setup)
-    for found in held.of_each_rank(job):
-        others = found.pop("others", 0)
-        assert others == pytest.approx(elsewhere, rel=CLOSE, abs=CLOSE * sum(expected.values()) / 4)
-        assert {name: size for name, size in found.items() if name in expected} == pytest.approx(
+    for bytes_held in held.of_each_rank(job):
+        other_bytes = bytes_held.pop("others", 0)
+        assert other_bytes == pytest.approx(elsewhere, rel=CLOSE, abs=CLOSE * sum(expected.values()) / 4)
+        assert {name: size for name, size in bytes_held.items() if name in expected} == pytest.approx(
             expected, rel=CLOSE
         )
-        assert sum(found.values()) == pytest.approx(sum(expected.values()), rel=CLOSE)
+        assert sum(bytes_held.values()) == pytest.approx(sum(expected.values()), rel=CLOSE)

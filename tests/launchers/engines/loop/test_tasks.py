@@ -1,4 +1,4 @@
-"""Preferences in the loop, compared with TRL's trainers on the same rows on every sharding."""
+"""Preference tasks compared with trainers of TRL on the same rows on every sharding."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def make_job(folder: Path, task: str, method: str, sharding: str = "fsdp2", **op
 
 
 def losses_of_trl(job: TrainJob, work: Path) -> tuple[list[float], list[float]]:
-    """Each step's loss and margin, as TRL's trainer of the task computes them, before the step."""
+    """Return loss and margin of each step from the trainer of TRL, before the step."""
     pytest.importorskip("trl", reason="trl needs Python 3.11 and is not installed")
     from datasets import Dataset
     from tokenizers import Tokenizer, models, pre_tokenizers
@@ -60,8 +60,8 @@ def losses_of_trl(job: TrainJob, work: Path) -> tuple[list[float], list[float]]:
     from trl.experimental.cpo import CPOConfig, CPOTrainer
     from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 
-    words = {f"w{number}": number for number in range(1, runs.END)} | {"<pad>": 0, "</s>": runs.END}
-    plain = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
+    word_ids = {f"w{number}": number for number in range(1, runs.END)} | {"<pad>": 0, "</s>": runs.END}
+    plain = Tokenizer(models.WordLevel(word_ids, unk_token="<pad>"))
     plain.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=plain, eos_token="</s>", pad_token="<pad>")
 
@@ -116,8 +116,8 @@ def losses_of_trl(job: TrainJob, work: Path) -> tuple[list[float], list[float]]:
         "reward": (RewardTrainer, RewardConfig),
     }
     trainer_class, config_class = kinds[task]
-    own = {"simpo": {"loss_type": "simpo", "cpo_alpha": 0.0, "simpo_gamma": 1.0, "beta": 2.0}}
-    found: list[float] = []
+    trl_options = {"simpo": {"loss_type": "simpo", "cpo_alpha": 0.0, "simpo_gamma": 1.0, "beta": 2.0}}
+    losses: list[float] = []
 
     class Recorded(trainer_class):  # type: ignore[valid-type,misc]
         def _get_train_sampler(self, *_: Any) -> Any:
@@ -125,7 +125,7 @@ def losses_of_trl(job: TrainJob, work: Path) -> tuple[list[float], list[float]]:
 
         def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
             loss = super().training_step(*args, **kwargs)
-            found.append(float(loss))
+            losses.append(float(loss))
             return loss
 
     network = made_trainable(pretrained(job, dtype=torch.float32, device=torch.device("cpu")), job)
@@ -133,13 +133,13 @@ def losses_of_trl(job: TrainJob, work: Path) -> tuple[list[float], list[float]]:
         network.warnings_issued = {}
     trainer = Recorded(
         model=network,
-        args=config_class(**common, **own.get(task, {})),
+        args=config_class(**common, **trl_options.get(task, {})),
         train_dataset=Dataset.from_list(rows),
         processing_class=tokenizer,
     )
     trainer.train()
     name = "margin" if task == "reward" else "rewards/margins"
-    return found, [entry[name] for entry in trainer.state.log_history if name in entry]
+    return losses, [entry[name] for entry in trainer.state.log_history if name in entry]
 
 
 @pytest.mark.slow
@@ -147,21 +147,21 @@ def losses_of_trl(job: TrainJob, work: Path) -> tuple[list[float], list[float]]:
     ("task", "method"),
     [pytest.param(*each, marks=[] if each in EVERY_CHANGE else pytest.mark.nightly) for each in TASKS],
 )
-def test_a_task_trains_as_trl_does_on_every_sharding(tmp_path: Path, task: str, method: str) -> None:
+def test_a_task_has_the_losses_of_trl_with_every_sharding(tmp_path: Path, task: str, method: str) -> None:
     steps = {name: runs.run(make_job(tmp_path, task, method, name)) for name in SHARDINGS}
     expected, expected_margins = losses_of_trl(make_job(tmp_path, task, method), tmp_path / "trl")
     assert len(expected) == STEPS
     assert expected[-1] < expected[0]
-    for found in steps.values():
-        assert runs.losses(found) == pytest.approx(expected, rel=1e-4)
-        margins = [(step.metrics or {})["reward_margin"] for step in found]
+    for step_losses in steps.values():
+        assert runs.losses(step_losses) == pytest.approx(expected, rel=1e-4)
+        margins = [(step.metrics or {})["reward_margin"] for step in step_losses]
         # TRL logs figures to a few digits
         assert margins == pytest.approx(expected_margins, rel=1e-2, abs=2e-3)
 
 
 @pytest.mark.parametrize("task", ["dpo", "orpo", "simpo"])
-def test_the_loss_is_what_a_pocket_calculator_gives(task: str) -> None:
-    """Two pairs; vocabulary of 4; every token has probability 1/2, 1/4, 1/8, 1/8."""
+def test_the_loss_of_a_task_equals_a_value_calculated_by_hand(task: str) -> None:
+    """Two pairs; vocabulary of 4; token probabilities 1/2, 1/4, 1/8, 1/8."""
     rows = [_pair([0, 1], [0, 2]), _pair([1, 1, 0], [2])]
     batch = collate_pairs(rows, 0)
     probabilities = torch.tensor([0.5, 0.25, 0.125, 0.125])
@@ -200,7 +200,7 @@ def _pair(chosen: list[int], rejected: list[int]) -> prepared.Row:
     return runs.joined(parts)
 
 
-def test_smoothed_labels_cost_the_share_of_the_other_order() -> None:
+def test_label_smoothing_mixes_in_the_loss_of_the_swapped_pair() -> None:
     answers = answers_of(torch.zeros(2, 3, 4), collate_pairs([_pair([0, 1], [2])], 0))
     smoothed = Preferences(Settings.model_validate({"task": "simpo", "preference": {"label_smoothing": 0.2}}))
     losses, _ = smoothed.losses(answers, None)

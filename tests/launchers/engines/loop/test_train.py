@@ -1,4 +1,4 @@
-"""The loop beside code that isn't ours: transformers' Trainer on the same rows."""
+"""The training loop compared with the transformers Trainer on the same rows."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def rows_in_order(job: TrainJob) -> Iterator[dict[str, list[int]]]:
 
 
 def losses_of_trainer(job: TrainJob, work: Path) -> list[float]:
-    """Of each step, as transformers' Trainer computes it, before the step."""
+    """Return the loss of each step from the transformers Trainer, before the step."""
     from transformers import Trainer, TrainingArguments
 
-    found: list[float] = []
+    losses: list[float] = []
 
     class Recorded(Trainer):  # type: ignore[misc]
         def _get_train_sampler(self, *_: Any) -> Any:
@@ -38,7 +38,7 @@ def losses_of_trainer(job: TrainJob, work: Path) -> list[float]:
 
         def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
             loss = super().training_step(*args, **kwargs)
-            found.append(float(loss))
+            losses.append(float(loss))
             return loss
 
     def collated(rows: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
@@ -66,11 +66,11 @@ def losses_of_trainer(job: TrainJob, work: Path) -> list[float]:
     network = made_trainable(pretrained(job, dtype=torch.float32, device=torch.device("cpu")), job)
     rows: Any = list(rows_in_order(job))
     Recorded(model=network, args=arguments, train_dataset=rows, data_collator=collated).train()
-    return found
+    return losses
 
 
 @pytest.mark.parametrize("method", ["full", "lora"])
-def test_both_shardings_train_as_transformers_trainer_does(tmp_path: Path, method: str) -> None:
+def test_both_shardings_have_the_losses_of_the_transformers_trainer(tmp_path: Path, method: str) -> None:
     model = runs.make_model(tmp_path / "model")
     data = runs.make_data(tmp_path / "data", runs.documents(12), batch=BATCH, steps=STEPS)
     settings = {"method": method, "schedule": {"name": "linear", "warmup_steps": 2}}

@@ -1,4 +1,4 @@
-"""LLaMA-Adapters in layouts that test_engines_by_method.py does not train them in."""
+"""LLaMA-Adapters in layouts that test_engines_by_method.py does not cover."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module", params=["adapter-v1", "adapter-v2"])
-def whole(
+def reference_run(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, model: Path, data: Path
 ) -> TrainJob:
-    """A run of FSDP2 on two processes that others are compared with, done."""
+    """A finished run of FSDP2 on two processes for comparison."""
     network = runs.load(model)  # attention that matters, because prompts work through it alone
     with torch.no_grad():
         for block in network.model.layers:
@@ -45,7 +45,7 @@ def whole(
 
 
 def job_of(work: Path, model: Path, data: Path, method: str, layout: str) -> TrainJob:
-    """A job with prompts in the second of two blocks, at a rate at which the gates open in six steps."""
+    """Return a job with prompts in the second of two blocks, whose gates open within six steps."""
     settings = {"method": method, "adapter": {"start_layer": 1}, "optimizer": {"lr": 0.5}}
     return runs.make_job(work, model, data, steps=STEPS, settings=settings, **LAYOUTS[layout])
 
@@ -59,12 +59,12 @@ def job_of(work: Path, model: Path, data: Path, method: str, layout: str) -> Tra
     ],
 )
 def test_no_engine_layout_or_precision_changes_the_losses(
-    tmp_path: Path, whole: TrainJob, layout: str
+    tmp_path: Path, reference_run: TrainJob, layout: str
 ) -> None:
-    job = job_of(tmp_path, whole.model_dir, whole.data_dir, whole.plan.method, layout)
-    losses, expected = runs.losses(runs.run(job)), runs.losses(runs.steps(whole))
+    job = job_of(tmp_path, reference_run.model_dir, reference_run.data_dir, reference_run.plan.method, layout)
+    losses, expected = runs.losses(runs.run(job)), runs.losses(runs.steps(reference_run))
     lower_precision = "bf16" in layout
     assert losses == pytest.approx(expected, rel=1e-2 if lower_precision else CLOSE)
     assert (losses != expected) or not lower_precision
     # The fifth step has the rows of the first
-    assert losses[4] < losses[0] - (0.5 if whole.plan.method == "adapter-v2" else 0.005)
+    assert losses[4] < losses[0] - (0.5 if reference_run.plan.method == "adapter-v2" else 0.005)

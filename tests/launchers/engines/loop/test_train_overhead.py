@@ -1,4 +1,4 @@
-"""Collectives of a step, and values that it fetches from the device, do not grow with its micro batches."""
+"""Collectives and device reads of a step do not grow with its micro batches."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ ENV = RankEnv(rank=0, local_rank=0, world_size=2, local_world_size=2, node=0)
 
 @pytest.fixture(autouse=True)
 def _two() -> Iterator[None]:
-    """The first of two processes; its collectives do nothing."""
+    """Simulate the first of two processes; its collectives do nothing."""
     dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
     yield
     dist.destroy_process_group()
 
 
 class Counting(TorchDispatchMode):
-    """Counts collectives by name, and numbers that are fetched one by one."""
+    """Counts collectives by name, and scalars read from the device."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class Counting(TorchDispatchMode):
 def of_a_step(
     folder: Path, monkeypatch: pytest.MonkeyPatch, accumulation: int, **values: Any
 ) -> Counter[str]:
-    """Count the calls of a run's second step, with ``accumulation`` micro batches for each process."""
+    """Count the calls of the second step, with ``accumulation`` micro batches per process."""
     batch = 2 * accumulation
     rows = runs.pairs(2 * batch) if values.get("task") == "orpo" else runs.documents(2 * batch)
     data_dir = runs.make_data(folder / f"data-{accumulation}", rows, batch=batch, steps=2)
@@ -101,7 +101,7 @@ def of_a_step(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("method", "task"), [("full", "sft"), ("lora", "orpo")])
-def test_loss_and_metrics_are_reduced_once_a_step_and_fetched_with_the_norm(
+def test_loss_and_metrics_are_reduced_once_per_step_and_copied_together_with_the_norm(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, task: str
 ) -> None:
     runs.make_model(tmp_path / "model")
@@ -121,7 +121,7 @@ def named(calls: Counter[str], part: str) -> int:
 
 
 class _Idle:
-    """A model, its task and its batches that take no time."""
+    """A model, task and batches that take no time."""
 
     device = CPU
     metrics = ()
@@ -130,10 +130,10 @@ class _Idle:
         return 1e-3
 
     def begin(self, *_: object) -> None:
-        """Nothing to exchange."""
+        """Do nothing."""
 
     def prepare(self, _step: int) -> None:
-        """Nothing to read ahead."""
+        """Do nothing."""
 
     def step(self, _step: int) -> tuple[StepCounts, list[SimpleNamespace]]:
         return StepCounts(divisor=1), [SimpleNamespace(tokens=1024)]
@@ -142,13 +142,13 @@ class _Idle:
         return Outcome(loss=ZERO)
 
     def backward(self, *_: object, **__: object) -> None:
-        """No gradients."""
+        """Do nothing."""
 
     def update(self) -> torch.Tensor:
         return ZERO
 
 
-def test_what_a_step_reports_takes_less_than_half_a_percent_of_a_fast_one(tmp_path: Path) -> None:
+def test_reporting_a_step_takes_less_than_half_a_percent_of_a_fast_step(tmp_path: Path) -> None:
     """A 0.1B model makes about 20 steps a second: 50 ms each, of which 0.25 ms are 0.5 %."""
     data_dir = runs.make_data(tmp_path / "data", runs.documents(4), batch=2, steps=2)
     job = runs.make_job(tmp_path / "run", runs.make_model(tmp_path / "model"), data_dir, steps=2, world=1)

@@ -1,4 +1,4 @@
-"""Variable-length attention beside transformers' mask, through a reference of the kernel's contract."""
+"""Variable-length attention compared with attention masks, using a reference of the kernel."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def packed_rows() -> list[Row]:
 
 
 def step(network: Any, batch: batches.MicroBatch) -> tuple[float, dict[str, torch.Tensor]]:
-    """Loss and gradients of one training step."""
+    """Return loss and gradients of one training step."""
     network.zero_grad()
     loss = summed_cross_entropy(network(**batch.inputs, use_cache=False).logits, batch.labels)
     loss.backward()
@@ -47,7 +47,7 @@ def step(network: Any, batch: batches.MicroBatch) -> tuple[float, dict[str, torc
 
 @pytest.mark.usefixtures("_kernel")
 @pytest.mark.parametrize("family", FAMILIES)
-def test_loss_and_gradients_of_a_step_are_those_of_the_mask(family: str) -> None:
+def test_loss_and_gradients_of_a_step_equal_those_with_an_attention_mask(family: str) -> None:
     window = families.FAMILIES.get(family, {}).get("sliding_window")
     network = families.network(family, **({"sliding_window": WINDOW} if window else {})).train()
     loss, gradients = step(network, collate(packed_rows(), 0))
@@ -64,15 +64,15 @@ def test_a_window_hides_earlier_positions() -> None:
     network = families.network("qwen3")
     batch = collate(packed_rows(), 0, batches.TOKEN_MULTIPLE)
     varlen.use(network)
-    whole = network(**batch.inputs).logits
+    full_logits = network(**batch.inputs).logits
     for layer in network.model.layers:
         layer.self_attn.sliding_window = WINDOW
-    assert not torch.allclose(network(**batch.inputs).logits, whole)
+    assert not torch.allclose(network(**batch.inputs).logits, full_logits)
 
 
 @pytest.mark.parametrize("multiple", [1, 16])
 @pytest.mark.parametrize("pairs", [False, True])
-def test_a_padding_free_batch_has_the_tokens_labels_and_borders_of_its_rows(
+def test_a_padding_free_batch_has_the_tokens_labels_and_boundaries_of_its_rows(
     *, pairs: bool, multiple: int
 ) -> None:
     rows = runs.pairs(3) if pairs else packed_rows()
@@ -81,11 +81,11 @@ def test_a_padding_free_batch_has_the_tokens_labels_and_borders_of_its_rows(
     assert len(joined.input_ids) == 1
     assert joined.input_ids.shape[1] % multiple == 0
     assert (joined.tokens, joined.lengths.tolist()) == (padded.tokens, padded.lengths.tolist())
-    kept = [ids[:length] for ids, length in zip(padded.input_ids, padded.lengths, strict=True)]
-    assert torch.equal(joined.input_ids[0, : joined.tokens], torch.cat(kept))
+    unpadded = [ids[:length] for ids, length in zip(padded.input_ids, padded.lengths, strict=True)]
+    assert torch.equal(joined.input_ids[0, : joined.tokens], torch.cat(unpadded))
     counted = padded.labels != IGNORE
     assert torch.equal(joined.labels[joined.labels != IGNORE], padded.labels[counted])
-    assert torch.equal(joined.sums(joined.labels != IGNORE), padded.sums(counted))
+    assert torch.equal(joined.sum_by_sequence(joined.labels != IGNORE), padded.sum_by_sequence(counted))
     documents = [int(length) for row in rows for length in row.lengths]
     assert joined.cu_seq_lens is not None
     assert sorted(joined.cu_seq_lens.diff().tolist()[: len(documents)]) == sorted(documents)
@@ -94,7 +94,7 @@ def test_a_padding_free_batch_has_the_tokens_labels_and_borders_of_its_rows(
 
 @pytest.mark.usefixtures("_kernel")
 @pytest.mark.parametrize("task", ["sft", "dpo", "orpo", "simpo", "kto"])
-def test_every_task_has_the_same_loss_and_figures_without_padding(
+def test_every_task_has_the_same_loss_and_metrics_without_padding(
     task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = {"sft": runs.documents(4), "kto": runs.judged(3)[:4]}.get(task, runs.pairs(4))
@@ -112,7 +112,7 @@ def test_every_task_has_the_same_loss_and_figures_without_padding(
     monkeypatch.setattr(varlen.torch.cuda, "get_device_capability", lambda: (9, 0))
     monkeypatch.setattr("torch.distributed.all_reduce", lambda tensor: tensor)
     on_cuda = dataclasses.replace(layout, device="cuda")
-    found = {}
+    losses_by_task = {}
     for name, used in (("mask", layout), ("varlen", on_cuda)):
         placed = dataclasses.replace(job, plan=dataclasses.replace(job.plan, layout=used))
         assert varlen.applies(placed) == (name == "varlen")
@@ -123,13 +123,15 @@ def test_every_task_has_the_same_loss_and_figures_without_padding(
         learned.begin(model, data, layout, 0, 0)
         counts = learned.counts(data, 0, 4)
         outcomes = [learned.outcome(model, batch, counts) for batch in learned.batches(data, layout, 0, 0)]
-        found[name] = [float(sum(outcome.loss.detach() for outcome in outcomes))]
-        found[name] += [float(sum(each.metrics[key] for each in outcomes)) for key in learned.metrics]
-    assert found["varlen"] == pytest.approx(found["mask"], rel=1e-4, abs=1e-5)
+        losses_by_task[name] = [float(sum(outcome.loss.detach() for outcome in outcomes))]
+        losses_by_task[name] += [
+            float(sum(each.metrics[key] for each in outcomes)) for key in learned.metrics
+        ]
+    assert losses_by_task["varlen"] == pytest.approx(losses_by_task["mask"], rel=1e-4, abs=1e-5)
 
 
 class _Model:
-    """A network as tasks query it."""
+    """A network as queried by tasks."""
 
     device = torch.device("cpu")
 
@@ -145,7 +147,7 @@ class _Model:
     ("changes", "precision"),
     [({"task": "reward"}, "bf16"), ({"method": "adapter-v2"}, "bf16"), ({}, "fp32")],
 )
-def test_what_the_kernel_cannot_train_keeps_the_mask(
+def test_models_that_the_varlen_kernel_does_not_support_use_an_attention_mask(
     changes: dict[str, Any], precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(varlen.torch.cuda, "get_device_capability", lambda: (9, 0))
@@ -155,7 +157,9 @@ def test_what_the_kernel_cannot_train_keeps_the_mask(
     assert not varlen.applies(dataclasses.replace(job, plan=dataclasses.replace(job.plan, layout=layout)))
 
 
-def test_a_gpu_older_than_ampere_keeps_the_mask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_older_than_ampere_uses_an_attention_mask(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job = runs.make_job(tmp_path, runs.make_model(tmp_path / "m"), tmp_path, steps=1, precision="bf16")
     job = dataclasses.replace(
         job, plan=dataclasses.replace(job.plan, layout=dataclasses.replace(job.plan.layout, device="cuda"))
@@ -167,11 +171,11 @@ def test_a_gpu_older_than_ampere_keeps_the_mask(tmp_path: Path, monkeypatch: pyt
 
 @pytest.fixture
 def _operator() -> Iterator[None]:
-    """Give torch's own operator of the kernel, which is CUDA's alone, the reference on CPUs."""
+    """Register the reference for the CUDA-only torch operator on CPUs."""
     from torch.nn.attention import varlen as kernel
 
-    def forward(query: Any, key: Any, value: Any, cu_q: Any, cu_k: Any, *rest: Any) -> Any:
-        max_q, max_k, _is_causal, scale, window, gqa, *_ = rest
+    def forward(query: Any, key: Any, value: Any, cu_q: Any, cu_k: Any, *ignored: Any) -> Any:
+        max_q, max_k, _is_causal, scale, window, gqa, *_ = ignored
         output = reference(
             query,
             key,
@@ -187,24 +191,24 @@ def _operator() -> Iterator[None]:
         lse = torch.zeros(query.shape[1], len(query))
         return output, lse, torch.zeros(2, dtype=torch.uint64)
 
-    def backward(gradient: Any, query: Any, key: Any, value: Any, *rest: Any) -> Any:
-        _out, _lse, cu_q, _cu_k, _max_q, _max_k, _is_causal, _rng, scale, window = rest
+    def backward(gradient: Any, query: Any, key: Any, value: Any, *ignored: Any) -> Any:
+        _out, _lse, cu_q, _cu_k, _max_q, _max_k, _is_causal, _rng, scale, window = ignored
         scale = query.shape[-1] ** -0.5 if scale is None else scale
         groups = query.shape[1] // key.shape[1]
-        found = []
+        calls = []
         for first, last in itertools.pairwise(cu_q.tolist()):
             q, k, v, d = (each[first:last].transpose(0, 1) for each in (query, key, value, gradient))
             k, v = (each.repeat_interleave(groups, dim=0) for each in (k, v))
             place = torch.arange(last - first)
             distance = place[:, None] - place[None, :]
-            seen = (distance >= 0) & ((distance <= window[0]) | (window[0] < 0))
-            shares = (q @ k.mT * scale).masked_fill(~seen, float("-inf")).softmax(-1)
+            mask = (distance >= 0) & ((distance <= window[0]) | (window[0] < 0))
+            shares = (q @ k.mT * scale).masked_fill(~mask, float("-inf")).softmax(-1)
             of_shares = d @ v.mT
             of_scores = shares * (of_shares - (of_shares * shares).sum(-1, keepdim=True)) * scale
             parts = (of_scores @ k, of_scores.mT @ q, shares.mT @ d)
             summed = [parts[0], *(each.unflatten(0, (-1, groups)).sum(1) for each in parts[1:])]
-            found.append([each.transpose(0, 1) for each in summed])
-        return tuple(torch.cat(each) for each in zip(*found, strict=True))
+            calls.append([each.transpose(0, 1) for each in summed])
+        return tuple(torch.cat(each) for each in zip(*calls, strict=True))
 
     with (
         kernel._varlen_attn.set_kernel_enabled("cpu"),
@@ -217,12 +221,14 @@ def _operator() -> Iterator[None]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_operator")
-@pytest.mark.parametrize("what", ["none", "full", "selective"])
-def test_compiled_and_recomputed_blocks_call_torchs_operator(what: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("case_kind", ["none", "full", "selective"])
+def test_compiled_and_recomputed_blocks_call_the_varlen_operator_of_torch(
+    case_kind: str, tmp_path: Path
+) -> None:
     network = families.network("qwen3").train()
     expected = step(network, collate(packed_rows(), 0))
     varlen.use(network)
-    if what != "none":
+    if case_kind != "none":
         job = runs.make_job(
             tmp_path,
             tmp_path,
@@ -230,7 +236,7 @@ def test_compiled_and_recomputed_blocks_call_torchs_operator(what: str, tmp_path
             steps=1,
             engine="fsdp2",
             activation_checkpointing=True,
-            settings={"recompute": {"what": what}},
+            settings={"recompute": {"what": case_kind}},
         )
         recompute(network.model.layers, job)
     for block in network.model.layers:

@@ -1,4 +1,4 @@
-"""Vision-language models: the losses of TRL's trainer, and runs from JSONL to a model that answers."""
+"""Vision-language models: losses compared with TRL, and runs from JSONL to an exported model."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ def picture(color: str, width: int) -> Any:
 
 
 def conversations() -> list[Conversation]:
-    found = []
+    parsed = []
     for width in (32, 48):
         for color in COLORS:
             file = io.BytesIO()
             picture(color, width).save(file, "PNG")
             question = Message(role="user", content=f"{IMAGE}{QUESTION}")
             answer = Message(role="assistant", content=color)
-            found.append(Conversation(messages=(question, answer), images=(file.getvalue(),)))
-    return found
+            parsed.append(Conversation(messages=(question, answer), images=(file.getvalue(),)))
+    return parsed
 
 
 def answer_of(folder: Path, color: str) -> str:
-    """The reloaded model's answer about an image, by transformers alone but for the processor."""
+    """Return the answer of the exported model about an image, by transformers and the processor alone."""
     from transformers import AutoModelForImageTextToText
 
     processor = load_tokenizer(folder, build({"vision": "frozen"})).processor
@@ -146,12 +146,15 @@ def losses_of_trl(model: Path, work: Path) -> list[float]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["qwen3_vl", pytest.param("gemma3", marks=pytest.mark.nightly)])
-def test_ten_steps_have_the_losses_of_trls_trainer(family: str, tmp_path: Path) -> None:
+def test_the_losses_of_ten_steps_equal_those_of_the_trl_trainer(family: str, tmp_path: Path) -> None:
     model = vision_models.make(tmp_path / family, family)
-    here, there = losses_here(model, tmp_path), losses_of_trl(model, tmp_path / "trl")
-    assert len(here) == len(there) == STEPS
-    assert here[-1] < here[0] - 1
-    assert here == pytest.approx(there, abs=1e-4)
+    losses_of_engine, losses_of_reference = (
+        losses_here(model, tmp_path),
+        losses_of_trl(model, tmp_path / "trl"),
+    )
+    assert len(losses_of_engine) == len(losses_of_reference) == STEPS
+    assert losses_of_engine[-1] < losses_of_engine[0] - 1
+    assert losses_of_engine == pytest.approx(losses_of_reference, abs=1e-4)
 
 
 @pytest.mark.slow
@@ -181,7 +184,7 @@ def test_ten_steps_have_the_losses_of_trls_trainer(family: str, tmp_path: Path) 
         ),
     ],
 )
-def test_a_run_from_rows_with_images_leaves_a_model_that_answers_about_them(
+def test_a_run_on_rows_with_images_exports_a_model_that_answers_about_images(
     family: str, options: list[str], tmp_path: Path
 ) -> None:
     model = vision_models.make(tmp_path / family, family)

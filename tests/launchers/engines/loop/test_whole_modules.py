@@ -1,4 +1,4 @@
-"""Embeddings, heads and norms that are trained whole beside adapters."""
+"""Embeddings, heads and norms trained fully next to adapters."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def job(folder: Path, chosen: tuple[str, ...]) -> TrainJob:
         ("Qwen3", EVERYTHING, True),
     ],
 )
-def test_what_is_trained_is_counted_merged_and_loaded_by_peft(
+def test_trained_modules_are_counted_exactly_merged_and_loaded_by_peft(
     tmp_path: Path, kind: str, chosen: tuple[str, ...], tied: bool
 ) -> None:
     base = network(kind, tie_word_embeddings=tied)
@@ -64,15 +64,15 @@ def test_what_is_trained_is_counted_merged_and_loaded_by_peft(
     export.merge(tmp_path / "base", tmp_path / "adapter", tmp_path / "merged")
     (tmp_path / "merged" / "config.json").write_text(json.dumps(values))
     with torch.no_grad():
-        wanted = adapted.eval()(TOKENS).logits
-        assert torch.allclose(runs.load(tmp_path / "merged")(TOKENS).logits, wanted, atol=1e-5)
-        again = PeftModel.from_pretrained(runs.load(tmp_path / "base"), str(tmp_path / "adapter")).eval()
-        assert torch.allclose(again(TOKENS).logits, wanted, atol=1e-5)
-        assert not torch.allclose(runs.load(tmp_path / "base")(TOKENS).logits, wanted, atol=1e-1)
+        expected_logits = adapted.eval()(TOKENS).logits
+        assert torch.allclose(runs.load(tmp_path / "merged")(TOKENS).logits, expected_logits, atol=1e-5)
+        resumed = PeftModel.from_pretrained(runs.load(tmp_path / "base"), str(tmp_path / "adapter")).eval()
+        assert torch.allclose(resumed(TOKENS).logits, expected_logits, atol=1e-5)
+        assert not torch.allclose(runs.load(tmp_path / "base")(TOKENS).logits, expected_logits, atol=1e-1)
 
 
-def test_names_are_the_shortest_that_mean_nothing_else() -> None:
-    """PEFT takes what ends with a name: "norm" would be Qwen 3's norms of queries and keys, too."""
+def test_names_of_trained_modules_are_the_shortest_unambiguous_suffixes() -> None:
+    """PEFT matches suffixes: "norm" would also match the query and key norms of Qwen 3."""
     llama, qwen3 = (
         whole_modules.peft_options(network(kind), EVERYTHING)["modules_to_save"]
         for kind in ("Llama", "Qwen3")
@@ -82,21 +82,21 @@ def test_names_are_the_shortest_that_mean_nothing_else() -> None:
     assert sorted(qwen3) == sorted([*blocks, "model.norm"])
 
 
-def made(work: Path, folder: Path, data: Path, layout: str, **options: Any) -> TrainJob:
+def make_job(work: Path, folder: Path, data: Path, layout: str, **options: Any) -> TrainJob:
     settings = {"method": "lora", "lora": {"modules_to_save": EVERYTHING}, "optimizer": {"lr": 2e-2}}
     return runs.make_job(work, folder, data, steps=STEPS, settings=settings, **LAYOUTS[layout], **options)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [pytest.param("llama", marks=pytest.mark.nightly), "tied"])
-def test_every_sharding_trains_them_equally_exports_the_merged_model_and_resumes(
+def test_fully_trained_modules_have_equal_losses_with_every_sharding_and_resume(
     tmp_path: Path, data: Path, kind: str
 ) -> None:
     folder = runs.make_model(tmp_path / "model", kind)
-    found = {}
+    engine_losses = {}
     for layout in LAYOUTS:
-        done = made(tmp_path / layout, folder, data, layout, checkpoint_every=3)
-        found[layout] = runs.losses(runs.run(done))
+        done = make_job(tmp_path / layout, folder, data, layout, checkpoint_every=3)
+        engine_losses[layout] = runs.losses(runs.run(done))
         out = tmp_path / f"{layout}-out"
         engines.get(done.plan.engine).collect(done, out)
         with torch.no_grad():
@@ -104,21 +104,21 @@ def test_every_sharding_trains_them_equally_exports_the_merged_model_and_resumes
             adapted = PeftModel.from_pretrained(runs.load(folder), str(out / "adapter")).eval()(TOKENS).logits
             assert torch.allclose(merged, adapted, atol=1e-5), layout
             assert not torch.allclose(runs.load(folder)(TOKENS).logits, merged, atol=1e-2)
-    rest = runs.run(runs.resumed(done, tmp_path / "again", 3))  # ZeRO-3, the last layout
-    assert runs.losses(rest) == found[layout][3:]
-    for layout, losses in found.items():
-        assert losses == pytest.approx(found["one"], rel=CLOSE), layout
-    assert found["one"][-1] < found["one"][0] - 0.5
+    resumed_steps = runs.run(runs.resumed(done, tmp_path / "again", 3))  # ZeRO-3, the last layout
+    assert runs.losses(resumed_steps) == engine_losses[layout][3:]
+    for layout, losses in engine_losses.items():
+        assert losses == pytest.approx(engine_losses["one"], rel=CLOSE), layout
+    assert engine_losses["one"][-1] < engine_losses["one"][0] - 0.5
 
 
 @pytest.mark.slow
 @pytest.mark.nightly
-def test_in_mixed_precision_they_are_trained_in_fp32(tmp_path: Path, data: Path) -> None:
+def test_fully_trained_modules_are_kept_in_fp32_under_mixed_precision(tmp_path: Path, data: Path) -> None:
     from safetensors.torch import load_file
 
     folder = runs.make_model(tmp_path / "model")
     plain, mixed = (
-        made(tmp_path / name, folder, data, "fsdp", precision=name) for name in ("fp32", "bf16-mixed")
+        make_job(tmp_path / name, folder, data, "fsdp", precision=name) for name in ("fp32", "bf16-mixed")
     )
     losses = [runs.losses(runs.run(each)) for each in (plain, mixed)]
     assert losses[1] == pytest.approx(losses[0], rel=1e-2)

@@ -1,4 +1,4 @@
-"""A reference of torch's variable-length attention, whose kernel runs on CUDA alone."""
+"""A CPU reference of the variable-length attention of torch, whose kernel needs CUDA."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ def reference(
     assert max_q >= int(cu_seq_q.diff().max())
     assert max_q == max_k
     assert enable_gqa or query.shape[1] == key.shape[1]
-    left, right = window_size
+    window_left, right = window_size
     assert right == 0, "training is causal"
     outputs = []
     for first, last in itertools.pairwise(cu_seq_q.tolist()):
         place = torch.arange(last - first)
         distance = place[:, None] - place[None, :]
-        seen = distance >= 0 if left < 0 else (distance >= 0) & (distance <= left)
+        mask = distance >= 0 if window_left < 0 else (distance >= 0) & (distance <= window_left)
         q, k, v = (each[first:last].transpose(0, 1) for each in (query, key, value))
         output = torch.nn.functional.scaled_dot_product_attention(
-            q, k, v, attn_mask=seen, scale=scale, enable_gqa=enable_gqa
+            q, k, v, attn_mask=mask, scale=scale, enable_gqa=enable_gqa
         )
         outputs.append(output.transpose(0, 1))
     return torch.cat(outputs)

@@ -12,7 +12,7 @@ from launchers.engines.torchtune import checkpoint as torchtune_checkpoint  # no
 
 
 def make(seed: int, lr: float = 0.1) -> tuple[torch.nn.Sequential, torch.optim.Optimizer]:
-    """A frozen layer and a trained one."""
+    """Create a model with a frozen and a trained layer."""
     torch.manual_seed(seed)
     model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 2))
     model[0].requires_grad_(False)
@@ -30,11 +30,11 @@ def test_training_resumes_bit_for_bit(tmp_path: Path) -> None:
     step(model, optimizer)
     torchtune_checkpoint.save(tmp_path, model, [optimizer])
     step(model, optimizer)
-    again, other = make(0)
-    torchtune_checkpoint.load(tmp_path, again, [other])
+    second_model, other = make(0)
+    torchtune_checkpoint.load(tmp_path, second_model, [other])
     assert torchtune_checkpoint.load_generators(tmp_path)
-    step(again, other)
-    for old, new in zip(model.parameters(), again.parameters(), strict=True):
+    step(second_model, other)
+    for old, new in zip(model.parameters(), second_model.parameters(), strict=True):
         assert torch.equal(old, new)
 
 
@@ -42,23 +42,23 @@ def test_frozen_weights_are_not_in_a_checkpoint(tmp_path: Path) -> None:
     model, optimizer = make(0)
     step(model, optimizer)
     torchtune_checkpoint.save(tmp_path, model, [optimizer])
-    again, other = make(1)
-    frozen = again[0].weight.clone()
-    torchtune_checkpoint.load(tmp_path, again, [other])
-    assert torch.equal(again[0].weight, frozen)
-    assert torch.equal(again[1].weight, model[1].weight)
+    second_model, other = make(1)
+    frozen = second_model[0].weight.clone()
+    torchtune_checkpoint.load(tmp_path, second_model, [other])
+    assert torch.equal(second_model[0].weight, frozen)
+    assert torch.equal(second_model[1].weight, model[1].weight)
 
 
-def test_hyperparameters_come_from_the_job_not_from_the_checkpoint(tmp_path: Path) -> None:
+def test_a_resumed_run_takes_hyperparameters_from_the_job_not_from_the_checkpoint(tmp_path: Path) -> None:
     model, optimizer = make(0, lr=0.1)
     step(model, optimizer)
     torchtune_checkpoint.save(tmp_path, model, [optimizer])
-    again, other = make(0, lr=0.5)
-    torchtune_checkpoint.load(tmp_path, again, [other])
+    second_model, other = make(0, lr=0.5)
+    torchtune_checkpoint.load(tmp_path, second_model, [other])
     assert other.param_groups[0]["lr"] == 0.5
 
 
-def test_a_failed_write_ends_with_the_systems_own_error(tmp_path: Path) -> None:
+def test_a_failed_write_names_the_rank_and_keeps_the_os_error_as_its_cause(tmp_path: Path) -> None:
     model, optimizer = make(0)
     (tmp_path / "__0_0.distcp").mkdir()
     with pytest.raises(RuntimeError, match="rank 0 could not write") as caught:
@@ -66,5 +66,5 @@ def test_a_failed_write_ends_with_the_systems_own_error(tmp_path: Path) -> None:
     assert isinstance(caught.value.__cause__, OSError)
 
 
-def test_generators_of_another_world_size_are_left_alone(tmp_path: Path) -> None:
+def test_generator_states_are_not_loaded_if_the_checkpoint_has_none(tmp_path: Path) -> None:
     assert not torchtune_checkpoint.load_generators(tmp_path)

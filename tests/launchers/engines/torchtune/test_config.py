@@ -1,4 +1,4 @@
-"""What torchtune cannot do, and what the generated YAML holds."""
+"""Jobs that torchtune does not support, and the generated YAML."""
 
 from __future__ import annotations
 
@@ -49,24 +49,24 @@ def test_dense_models_are_supported_with_every_method(method: str) -> None:
         ("llama-8b", {"engine_options": {"optimizer_in_bwd": True}}, "optimizer_in_bwd"),
     ],
 )
-def test_unsupported_jobs_of_torchtune_are_explained_in_one_clause(
+def test_unsupported_torchtune_jobs_are_explained_in_one_clause(
     model: str, settings: dict[str, Any], word: str
 ) -> None:
-    said = reason(model, **settings)
-    assert said is not None
-    assert word in said
-    assert "\n" not in said
+    refusal = reason(model, **settings)
+    assert refusal is not None
+    assert word in refusal
+    assert "\n" not in refusal
 
 
 @pytest.mark.parametrize(("processes", "fits"), [(1, True), (2, True), (4, False)])
-def test_nf4_weights_are_sharded_in_whole_blocks_only(processes: int, fits: bool) -> None:
-    said = reason("tiny-llama", method="qlora", resources={"gpus": processes})
-    assert (said is None) == fits
+def test_nf4_weights_are_sharded_at_block_boundaries_only(processes: int, fits: bool) -> None:
+    refusal = reason("tiny-llama", method="qlora", resources={"gpus": processes})
+    assert (refusal is None) == fits
     assert reason("llama-70b", method="qlora", resources={"gpus": 8, "nodes": 4}) is None
     assert reason("mistral-7b-v0.1", seq_len=4096) is None, "a window as long as the sequence"
 
 
-def test_rotary_scaling_that_the_builders_do_not_know_is_refused() -> None:
+def test_rotary_scaling_that_the_model_builders_do_not_support_is_refused() -> None:
     spec = models.find("llama-8b")
     yarn = dataclasses.replace(spec, rope_scaling_type="yarn")
     other = dataclasses.replace(spec, rope_original_max_seq_len=4096)
@@ -91,7 +91,7 @@ def config(tmp_path: Path, model: Path, data: Path, *, steps: int = 6, **options
     return dict(yaml.safe_load(yaml.safe_dump(values)))  # as it is written
 
 
-def test_every_knob_reaches_the_yaml(tmp_path: Path, model: Path, data: Path) -> None:
+def test_every_setting_reaches_the_recipe_yaml(tmp_path: Path, model: Path, data: Path) -> None:
     settings = {
         "method": "qlora",
         "seed": 7,
@@ -123,11 +123,11 @@ def test_every_knob_reaches_the_yaml(tmp_path: Path, model: Path, data: Path) ->
     assert (lora["apply_lora_to_mlp"], lora["quantize_base"]) == (False, True)
 
 
-def test_no_clipping_still_measures_the_norm(tmp_path: Path, model: Path, data: Path) -> None:
+def test_the_gradient_norm_is_measured_without_clipping(tmp_path: Path, model: Path, data: Path) -> None:
     assert config(tmp_path, model, data, settings={"clip_grad_norm": None})["clip_grad_norm"] == "inf"
 
 
-def test_engine_overrides_are_laid_over_the_yaml_last(tmp_path: Path, model: Path, data: Path) -> None:
+def test_engine_overrides_take_precedence_in_the_recipe_yaml(tmp_path: Path, model: Path, data: Path) -> None:
     engine = {
         "optimizer": {"amsgrad": True, "eps": 1.0},
         "loss": {"_component_": "torch.nn.CrossEntropyLoss"},
@@ -156,13 +156,13 @@ def test_method_and_world_size_choose_the_recipe(tmp_path: Path, method: str, wo
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "expected"),
     [({"accumulation": 1}, "global batch of 4"), ({"steps": 7}, "prepared for 6 steps")],
 )
 def test_data_prepared_for_another_batch_or_fewer_steps_is_refused(
-    tmp_path: Path, model: Path, data: Path, options: dict[str, Any], words: str
+    tmp_path: Path, model: Path, data: Path, options: dict[str, Any], expected: str
 ) -> None:
-    with pytest.raises(UserError, match=words):
+    with pytest.raises(UserError, match=expected):
         config(tmp_path, model, data, **options)
 
 

@@ -1,4 +1,4 @@
-"""The builders that the generated configurations name make models of the right size."""
+"""The model builders in generated configurations have the right size."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 
 def build(name: str, **settings: Any) -> Any:
-    """The model on the meta device: shapes, no memory."""
+    """Build the model on the meta device, without memory."""
     require_torchtune()
     import torch
     from omegaconf import OmegaConf

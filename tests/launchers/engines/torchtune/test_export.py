@@ -1,4 +1,4 @@
-"""What training adapters leaves is, bit for bit, what torchtune's recipes make of them."""
+"""Exports of adapters equal those of the torchtune recipes bit for bit."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ FORMS = {"F32": torch.float32, "BF16": torch.bfloat16}
 
 @pytest.fixture(autouse=True)
 def garbage_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torchtune collects it after each of the small files."""
+    """Disable the garbage collection of torchtune after each small file."""
     monkeypatch.setattr(gc, "collect", lambda: 0)
 
 
 def make_base(folder: Path, family: str, stored: torch.dtype) -> Path:
-    """A small random model in several files."""
+    """Create a small random model in several files."""
     from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config
 
     config: Any = {
@@ -55,7 +55,7 @@ def make_base(folder: Path, family: str, stored: torch.dtype) -> Path:
 
 
 def make_model(base: Path, method: str, dtype: torch.dtype, checkpointer: Any) -> Any:
-    """torchtune's model with the base's weights and adapters drawn at random, as its recipes build it."""
+    """Build the torchtune model with the weights of the base and random adapters, like its recipes."""
     from omegaconf import OmegaConf
     from torchtune import config, training
     from torchtune.modules.peft import get_adapter_params, set_trainable_params
@@ -95,7 +95,7 @@ def make_checkpointer(base: Path, out: Path) -> Any:
         pytest.param("qwen2-tied", "F32", "F32", "qlora", marks=pytest.mark.slow),
     ],
 )
-def test_the_merged_model_and_the_adapter_are_those_of_torchtunes_own_functions(
+def test_the_merged_model_and_the_adapter_equal_those_of_torchtune(
     tmp_path: Path, family: str, stored: str, trained_in: str, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from torchtune import training
@@ -139,8 +139,8 @@ def test_the_merged_model_and_the_adapter_are_those_of_torchtunes_own_functions(
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_two_processes_merge_a_4_bit_base_as_torchtune_does_with_the_same_4_bits(tmp_path: Path) -> None:
-    """Each holds a shard of every matrix; what is merged was made 4-bit as a whole."""
+def test_two_processes_merge_a_4_bit_base_with_the_same_quantization_as_torchtune(tmp_path: Path) -> None:
+    """Each process holds a shard of every matrix; matrices are quantized before sharding."""
     from torchao.quantization import NF4Tensor
     from torchtune import training
     from torchtune.modules.peft import get_merged_lora_ckpt
@@ -167,11 +167,11 @@ def load_folder(folder: Path) -> dict[str, torch.Tensor]:
     return {name: tensor for path in files for name, tensor in load_file(path).items()}
 
 
-def assert_same(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> None:
-    assert found.keys() == wanted.keys()
-    for name, tensor in wanted.items():
-        assert found[name].dtype == tensor.dtype, name
-        assert torch.equal(found[name], tensor), name
+def assert_same(tensors: dict[str, torch.Tensor], expected_tensors: dict[str, torch.Tensor]) -> None:
+    assert tensors.keys() == expected_tensors.keys()
+    for name, tensor in expected_tensors.items():
+        assert tensors[name].dtype == tensor.dtype, name
+        assert torch.equal(tensors[name], tensor), name
 
 
 def test_an_adapter_that_does_not_match_the_base_is_refused(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""DPO by torchtune's recipes: its loss, the pairs that it gets, and what it refuses."""
+"""DPO by torchtune recipes: loss, order of pairs, and refusals."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from launchers.run.job import unsupported  # noqa: E402
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
-def test_it_gives_the_loops_loss_and_sums_what_it_has_given(smoothing: float) -> None:
+def test_the_pair_loss_equals_the_dpo_loss_of_the_loop_engine_and_is_accumulated(smoothing: float) -> None:
     generator = torch.Generator().manual_seed(0)
     drawn = torch.randn(4, 6, generator=generator)
     loss = PairLoss(beta=0.3, label_smoothing=smoothing)
@@ -68,11 +68,11 @@ def test_pairs_are_read_in_training_order(tmp_path: Path) -> None:
     ],
 )
 def test_torchtune_learns_dpo_with_adapters(values: dict[str, object], word: str | None) -> None:
-    said = unsupported(
+    refusal = unsupported(
         "torchtune", Settings.model_validate({"task": "dpo"} | values), models.find("llama-8b")
     )
-    assert (said is None) == (word is None)
-    assert (word or "") in (said or "")
+    assert (refusal is None) == (word is None)
+    assert (word or "") in (refusal or "")
 
 
 @pytest.mark.slow
@@ -84,7 +84,7 @@ def test_gradients_are_clipped_and_measured_equally_on_one_process_and_two(
 
     tiny_llama.make(tmp_path / "model")
     runs.make_data(tmp_path / "data", runs.pairs(12), batch=4, steps=4)
-    found = []
+    losses = []
     for world in (1, 2):
         job = runs.make_job(
             tmp_path / str(world),
@@ -97,8 +97,8 @@ def test_gradients_are_clipped_and_measured_equally_on_one_process_and_two(
             sharding="fsdp" if world > 1 else "none",
             settings={"task": "dpo", "method": "lora", "clip_grad_norm": clip, "optimizer": {"lr": 1e-2}},
         )
-        found.append(runs.run(job))
-    one, two = found
+        losses.append(runs.run(job))
+    one, two = losses
     assert [step.loss for step in one] == pytest.approx([step.loss for step in two], rel=1e-5)
     assert [step.grad_norm for step in one] == pytest.approx([step.grad_norm for step in two], rel=1e-4)
     assert all(step.grad_norm and step.grad_norm > 0.05 for step in one), "before it is clipped"

@@ -1,4 +1,4 @@
-"""The data and the schedules that the recipes get."""
+"""Data and schedules passed to the recipes."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def dataset(folder: Path, start_step: int = 0, packed: bool = False) -> Prepared
 
 @pytest.mark.parametrize("world", [1, 2, 4, 8])
 @pytest.mark.parametrize("start_step", [0, 2])
-def test_a_step_of_any_world_size_trains_on_exactly_its_rows(
+def test_a_step_with_any_world_size_trains_on_exactly_its_rows(
     folder: Path, world: int, start_step: int
 ) -> None:
     data = Prepared(folder)
-    taken: list[list[bytes]] = [[] for _ in range(STEPS)]
+    rows_by_step: list[list[bytes]] = [[] for _ in range(STEPS)]
     for rank in range(world):
         rows = dataset(folder, start_step)
         sampler = DistributedSampler(rows, num_replicas=world, rank=rank, shuffle=False)
@@ -45,14 +45,14 @@ def test_a_step_of_any_world_size_trains_on_exactly_its_rows(
         batches = list(loader)
         assert len(batches) == STEPS - start_step
         for step, batch in enumerate(batches, start=start_step):
-            taken[step] += [row["tokens"].tobytes() for row in batch]
+            rows_by_step[step] += [row["tokens"].tobytes() for row in batch]
     for step in range(STEPS):
         expected = data.order[step * BATCH : (step + 1) * BATCH] if step >= start_step else []
         rows_of_step = [data.row(int(index)).tokens.astype(np.int64).tobytes() for index in expected]
-        assert sorted(taken[step]) == sorted(rows_of_step)
+        assert sorted(rows_by_step[step]) == sorted(rows_of_step)
 
 
-def test_counts_are_of_rows_and_tokens_without_padding(folder: Path) -> None:
+def test_rows_and_tokens_are_counted_without_padding(folder: Path) -> None:
     rows = dataset(folder)
     lengths = [len(rows[index]["tokens"]) for index in range(3)]
     assert rows.take_counts() == (3, sum(lengths))
@@ -88,12 +88,14 @@ def test_schedules_warm_up_and_resume(settings: dict[str, Any], expected: list[f
     def rates(last_epoch: int) -> list[float]:
         parameter = torch.nn.Parameter(torch.zeros(1))
         optimizer = torch.optim.SGD([{"params": [parameter], "initial_lr": 1.0}], lr=1.0)
-        made = schedule(optimizer, num_training_steps=6, last_epoch=last_epoch, warmup_steps=2, **settings)
-        found = []
+        scheduler = schedule(
+            optimizer, num_training_steps=6, last_epoch=last_epoch, warmup_steps=2, **settings
+        )
+        losses = []
         for _ in range(last_epoch + 1, 6):
-            found.append(optimizer.param_groups[0]["lr"])
+            losses.append(optimizer.param_groups[0]["lr"])
             optimizer.step()
-            made.step()
-        return found
+            scheduler.step()
+        return losses
 
     assert (rates(-1), rates(2)) == (pytest.approx(expected), rates(-1)[3:])

@@ -1,4 +1,4 @@
-"""torchtune's recipes really train, report, checkpoint, go on and export. Each test starts processes."""
+"""torchtune recipes train, report, checkpoint, resume and export. Each test starts processes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def job_of(
     work: Path, model: Path, data: Path, *, steps: int = STEPS, world: int = 1, **options: Any
 ) -> TrainJob:
-    """A job of torchtune; by default in micro batches of two rows."""
+    """Return a torchtune job; by default in micro batches of two rows."""
     values: dict[str, Any] = {"micro": 2, "accumulation": BATCH // world // 2} | options
     values["settings"] = {"optimizer": {"lr": 3e-3}} | values.get("settings", {})
     return runs.make_job(
@@ -54,7 +54,7 @@ def job_of(
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory, model: Path, data: Path) -> Any:
-    """Finished runs of all weights, each made once: trained(2) on two processes."""
+    """Finished full runs, each made once: trained(2) on two processes."""
 
     @functools.cache
     def get(world: int) -> TrainJob:
@@ -65,7 +65,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, model: Path, data: Path) -
     return get
 
 
-def test_losses_and_norms_are_those_of_torchtunes_own_command_bit_by_bit(
+def test_losses_and_norms_equal_those_of_the_torchtune_command_bit_by_bit(
     trained: Any, tmp_path: Path
 ) -> None:
     job = trained(1)
@@ -90,7 +90,7 @@ def test_losses_and_norms_are_those_of_torchtunes_own_command_bit_by_bit(
 
 
 def _number(text: str) -> float:
-    """Of a logged number or tensor."""
+    """Return a logged number or tensor as a float."""
     return float(re.sub(r"tensor\(([^,)]+).*", r"\1", text))
 
 
@@ -114,13 +114,13 @@ def test_every_rank_reports_every_step_and_its_own_tokens(trained: Any, data: Pa
         assert len([event for event in events if isinstance(event, Memory) and event.rank == rank]) == STEPS
 
 
-def test_dropout_continues_from_its_random_state(tmp_path: Path, model: Path, data: Path) -> None:
+def test_dropout_resumes_from_its_saved_random_state(tmp_path: Path, model: Path, data: Path) -> None:
     settings = {"method": "lora", "lora": {"dropout": 0.1}}
     job = job_of(tmp_path / "whole", model, data, world=2, settings=settings, checkpoint_every=3)
-    whole = runs.run(job)[3:]
-    rest = runs.run(runs.resumed(job, tmp_path / "rest", 3))
-    assert [(step.step, step.loss, step.lr, step.grad_norm) for step in rest] == [
-        (step.step, step.loss, step.lr, step.grad_norm) for step in whole
+    full_run = runs.run(job)[3:]
+    resumed_steps = runs.run(runs.resumed(job, tmp_path / "rest", 3))
+    assert [(step.step, step.loss, step.lr, step.grad_norm) for step in resumed_steps] == [
+        (step.step, step.loss, step.lr, step.grad_norm) for step in full_run
     ]
     assert [path.name for path in job.checkpoints_dir.iterdir()] == ["step-00000003"]  # none after the last
 
@@ -140,8 +140,8 @@ def test_an_optimizer_in_the_backward_pass_trains_as_one_after_it_and_resumes(
     assert runs.losses(steps) == pytest.approx(runs.losses(after), rel=1e-4)
     assert [step.lr for step in steps] == [step.lr for step in after]
     assert all(step.grad_norm is None and 0 < (step.dtf or 0) + (step.dtb or 0) <= step.dt for step in steps)
-    rest = runs.run(runs.resumed(inside, tmp_path / "again", 3))
-    assert [(step.loss, step.lr) for step in rest] == [(step.loss, step.lr) for step in steps[3:]]
+    resumed_steps = runs.run(runs.resumed(inside, tmp_path / "again", 3))
+    assert [(step.loss, step.lr) for step in resumed_steps] == [(step.loss, step.lr) for step in steps[3:]]
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_a_run_on_two_processes_resumes_on_one(trained: Any, tmp_path: Path) -> 
     assert runs.losses(one) == pytest.approx(runs.losses(runs.steps(job)[3:]), rel=1e-5)
 
 
-def test_packed_rows_give_the_loss_of_the_same_rows_apart(tmp_path: Path, model: Path) -> None:
+def test_packed_rows_have_the_loss_of_the_same_rows_unpacked(tmp_path: Path, model: Path) -> None:
     documents = runs.documents(12)
     groups = [documents[at : at + 3] for at in range(0, 12, 3)]
     packed = [runs.joined(group) for group in groups]
@@ -202,7 +202,7 @@ LLAMA3_ROPE = {
 
 
 def make_family(folder: Path, family: str) -> Path:
-    """A small random model of another family, saved by transformers."""
+    """Create a small random model of another family, saved by transformers."""
     import torch
     from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config
 
@@ -238,7 +238,7 @@ def make_family(folder: Path, family: str) -> Path:
         pytest.param("qwen2-tied", "full", marks=pytest.mark.nightly),
     ],
 )
-def test_a_family_is_computed_as_transformers_does_and_comes_back(
+def test_a_family_has_the_losses_of_transformers_and_its_export_is_complete(
     tmp_path: Path, data: Path, family: str, method: str
 ) -> None:
     import torch
@@ -269,7 +269,7 @@ def test_a_family_is_computed_as_transformers_does_and_comes_back(
 
 
 def train_traced(job: TrainJob) -> None:
-    """Train with torch.compile's tracing and partitioning, without generated code."""
+    """Train with tracing and partitioning of torch.compile, without generated code."""
     os.environ["TORCH_COMPILE_BACKEND"] = "aot_eager"
     Torchtune().train(job)
 
@@ -277,7 +277,7 @@ def train_traced(job: TrainJob) -> None:
 @pytest.mark.parametrize(
     ("family", "method"), [("llama", "full"), ("llama", "qlora"), ("mistral", "lora"), ("qwen2", "lora")]
 )
-def test_compiled_layers_have_the_losses_of_eager_ones_on_packed_rows(
+def test_compiled_layers_have_the_losses_of_eager_layers_on_packed_rows(
     tmp_path: Path, model: Path, family: str, method: str
 ) -> None:
     rows = runs.documents(12)
@@ -302,7 +302,9 @@ def test_compiled_layers_have_the_losses_of_eager_ones_on_packed_rows(
     assert len(expected) == 2
 
 
-def test_bf16_checkpointing_and_other_settings_train(tmp_path: Path, model: Path, data: Path) -> None:
+def test_bf16_activation_checkpointing_and_other_settings_train(
+    tmp_path: Path, model: Path, data: Path
+) -> None:
     job = job_of(
         tmp_path,
         model,
@@ -328,5 +330,5 @@ def test_bf16_checkpointing_and_other_settings_train(tmp_path: Path, model: Path
     assert all(step.grad_norm for step in steps)
     Torchtune().collect(job, tmp_path / "out")
     assert json.loads((tmp_path / "out" / "model" / "config.json").read_text())["dtype"] == "bfloat16"
-    rest = runs.run(runs.resumed(job, tmp_path / "rest", 4))
-    assert runs.losses(rest) == runs.losses(steps)[4:]
+    resumed_steps = runs.run(runs.resumed(job, tmp_path / "rest", 4))
+    assert runs.losses(resumed_steps) == runs.losses(steps)[4:]

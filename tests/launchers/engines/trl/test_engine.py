@@ -1,4 +1,4 @@
-"""What TRL's GRPO is asked for that it cannot do here, and who else is asked for it."""
+"""Jobs that the TRL engine supports or refuses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TINY = models.find("tiny-llama")
 
 
 @pytest.mark.parametrize("method", ["full", "lora", "dora"])
-def test_grpo_is_trained_by_trl_alone(method: str) -> None:
+def test_only_trl_supports_grpo(method: str) -> None:
     settings = build({**GRPO, "method": method})
     assert first_supported_engine(settings, TINY) == "trl"
     for engine in ("torchtune", "deepspeed", "fsdp2"):
@@ -25,13 +25,13 @@ def test_grpo_is_trained_by_trl_alone(method: str) -> None:
 
 
 @pytest.mark.parametrize("task", ["sft", "pretrain", "dpo", "kto", "reward"])
-def test_trl_trains_nothing_else(task: str) -> None:
+def test_trl_supports_only_grpo(task: str) -> None:
     reason = unsupported("trl", build({"task": task, "method": "lora"}), TINY)
     assert reason == f"task {task}: engine trl supports only grpo here"
 
 
 @pytest.mark.parametrize(
-    ("asked", "named"),
+    ("options", "named"),
     [
         ({"packing": True}, "packing"),
         ({"method": "qlora"}, "qlora"),
@@ -46,8 +46,8 @@ def test_trl_trains_nothing_else(task: str) -> None:
         ({"engine_options": {"num_generations": 4}}, "follows from other settings"),
     ],
 )
-def test_unsupported_jobs_are_explained_in_a_clause(asked: dict[str, Any], named: str) -> None:
-    settings = build({**GRPO, **asked})
+def test_unsupported_jobs_are_explained_in_a_clause(options: dict[str, Any], named: str) -> None:
+    settings = build({**GRPO, **options})
     reason = unsupported("trl", settings, TINY)
     assert named in (reason or "")
     assert "\n" not in (reason or "")

@@ -1,4 +1,4 @@
-"""GRPO through TRL: the reward rises, and every process says what it does.
+"""GRPO through TRL: the reward rises, and every process reports.
 
 That a run goes on from its checkpoint and what it leaves loads: tests/launchers/engines/methods.py.
 """
@@ -40,13 +40,13 @@ def test_the_reward_rises_over_thirty_steps(place: Path, nodes: int) -> None:
     job = dataclasses.replace(job, plan=dataclasses.replace(job.plan, layout=layout))
     runs.run_nodes([dataclasses.replace(job, work_dir=job.work_dir / str(node)) for node in range(nodes)])
     steps = runs.steps(dataclasses.replace(job, work_dir=job.work_dir / "0"))
-    found = rewards(steps)
-    assert len(found) == STEPS
-    assert sum(found[-5:]) / 5 > sum(found[:5]) / 5 + toy.LEARNT, found
+    rewards_seen = rewards(steps)
+    assert len(rewards_seen) == STEPS
+    assert sum(rewards_seen[-5:]) / 5 > sum(rewards_seen[:5]) / 5 + toy.LEARNT, rewards_seen
     assert all(step.all_tokens for step in steps)
 
 
-def test_both_processes_of_a_node_report_their_work(place: Path) -> None:
+def test_both_processes_of_a_node_report_their_steps(place: Path) -> None:
     job = toy.job(place, "adapted", "lora", world=2, steps=2)
     first, second = runs.run(job), runs.steps(job, rank=1)
     assert [step.step for step in first] == [step.step for step in second] == [1, 2]
@@ -55,7 +55,7 @@ def test_both_processes_of_a_node_report_their_work(place: Path) -> None:
     assert all(step.samples == toy.ANSWERS // 2 for step in [*first, *second])
 
 
-def test_a_reward_that_is_no_number_ends_the_run_with_the_users_own_line(place: Path) -> None:
+def test_a_reward_that_is_not_a_number_ends_the_run_with_the_line_of_the_users_code(place: Path) -> None:
     (place / "late.py").write_text("def late(prompt, answer):\n    return float('nan')\n")
     job = toy.job(place, "late", "full", world=1, steps=1, of=STEPS, rl={"reward": f"{place}/late.py:late"})
     done = ranks.train([job])

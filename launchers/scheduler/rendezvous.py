@@ -1,7 +1,7 @@
 """Rendezvous before training: every node reports its hardware, node 0 broadcasts the run configuration.
 
-It uses a separate channel (launchers.cluster.rendezvous). Both ends have the same interface: what one sends,
-the other receives, and an error on one node is raised on all.
+It has its own channel, by the protocol of launchers.cluster.rendezvous. What one end sends, the other
+receives; an error on one node is raised on all.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ Values = dict[str, Any]
 class Exchange(Message):
     """Values sent from one end to the other."""
 
-    kind: Literal["said"] = "said"
+    kind: Literal["exchange"] = "exchange"
     values: Values
 
 
 class UserErrorMessage(Message):
     """User error found by one node, which ends the run on all."""
 
-    kind: Literal["mistake"] = "mistake"
+    kind: Literal["user_error"] = "user_error"
     problem: str
     advice: str
 
@@ -55,7 +55,7 @@ class UserErrorMessage(Message):
 class NodeLostMessage(Message):
     """Loss of a node without which the others cannot continue."""
 
-    kind: Literal["lost"] = "lost"
+    kind: Literal["node_lost"] = "node_lost"
     failure: Failure
 
 
@@ -93,7 +93,7 @@ class _Inbox:
             if isinstance(message, Exception):
                 raise message
             if isinstance(message, UserErrorMessage):
-                raise ElsewhereError(message.problem, message.advice)
+                raise RemoteUserError(message.problem, message.advice)
             if isinstance(message, NodeLostMessage):
                 raise message.failure.error()
             return message.values
@@ -106,7 +106,7 @@ class SecretFile:
     """
 
     def __init__(self, folder: Path, allocation: Allocation) -> None:
-        name = re.sub(r"[^\w.-]", "_", f"meeting-{allocation.job}.{allocation.attempt}")
+        name = re.sub(r"[^\w.-]", "_", f"rendezvous-{allocation.job}.{allocation.attempt}")
         self.path = folder / name
 
     def write(self) -> Secret:
@@ -159,34 +159,36 @@ class SecretFile:
 
 
 @contextlib.contextmanager
-def meet(allocation: Allocation, folder: Path, join_timeout_s: float = JOIN_TIMEOUT_S) -> Iterator[Meeting]:
+def join(
+    allocation: Allocation, folder: Path, join_timeout_s: float = JOIN_TIMEOUT_S
+) -> Iterator[Rendezvous]:
     """Join the rendezvous of a job's nodes; ``folder`` is shared by all of them.
 
-    Raises UserError if node 0's secret is not visible here, NodeLost as :class:`Meeting` does.
+    Raises UserError if node 0's secret is not visible here, NodeLost as :class:`Rendezvous` does.
     """
     if allocation.nodes == 1:
-        with Meeting(allocation.address(Secret(""), "meeting")) as meeting:
-            yield meeting
+        with Rendezvous(allocation.address(Secret(""), "rendezvous")) as rendezvous:
+            yield rendezvous
         return
     file = SecretFile(folder, allocation)
     if allocation.node > 0:
-        with Meeting(
-            allocation.address(file.wait(join_timeout_s), "meeting"), join_timeout_s, file.read
-        ) as meeting:
-            yield meeting
+        with Rendezvous(
+            allocation.address(file.wait(join_timeout_s), "rendezvous"), join_timeout_s, file.read
+        ) as rendezvous:
+            yield rendezvous
         return
     try:
-        with Meeting(allocation.address(file.write(), "meeting"), join_timeout_s) as meeting:
-            yield meeting
+        with Rendezvous(allocation.address(file.write(), "rendezvous"), join_timeout_s) as rendezvous:
+            yield rendezvous
     finally:
         file.remove()
 
 
-class ElsewhereError(UserError):
+class RemoteUserError(UserError):
     """User error that another node has found and reports."""
 
 
-class Meeting:
+class Rendezvous:
     """Exchange between the nodes of one job: node 0 is connected to all others, each of them to node 0.
 
     Raises NodeLost if not all nodes join within ``join_timeout_s``. With one node there are no peers.
@@ -225,7 +227,7 @@ class Meeting:
         """On other nodes: receive node 0's next values."""
         return self._inboxes[0].receive(limit_s)
 
-    def __enter__(self) -> Meeting:
+    def __enter__(self) -> Rendezvous:
         return self
 
     def __exit__(
@@ -241,7 +243,7 @@ class Meeting:
             expected = 0 < request.node < address.nodes == request.nodes and request.node not in self._inboxes
             return None if expected else unexpected(request)
 
-        def join(peer: Peer[NodeRequest]) -> None:
+        def admit(peer: Peer[NodeRequest]) -> None:
             self._inboxes[peer.request.node] = _Inbox(peer.request.node, peer.request.host)
             if len(self._inboxes) == address.nodes - 1:
                 all_joined.set()
@@ -253,7 +255,7 @@ class Meeting:
             callers=address.nodes,
             silence_s=LOST_AFTER_S,
             refuse=refuse,
-            joined=join,
+            joined=admit,
             received=lambda peer, message: self._inboxes[peer.request.node].put(message),
             lost=lambda peer, error: self._inboxes[peer.request.node].lose(error),
         )
@@ -286,4 +288,4 @@ def _reason(error: BaseException | None) -> UserErrorMessage | NodeLostMessage |
 
 def _exit_with_parent(parent: int) -> None:
     if lost_parent(parent):
-        raise SystemExit("the end of the process that started it")
+        raise SystemExit("The process that started this one has ended.")

@@ -1,4 +1,4 @@
-"""Rendezvous of a job's nodes: values go both ways, and an error on one node is raised on all."""
+"""Rendezvous of the nodes of a job: values are exchanged, and an error on one node is raised on all."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from estimator.errors import UserError
 from launchers.cluster.allocation import Allocation
 from launchers.cluster.endpoint import NodeAddress, Secret, unused_port
 from launchers.gang.failures import GangFailed, NodeLost
-from launchers.scheduler.meeting import ElsewhereError, Meeting, SecretFile, meet
+from launchers.scheduler.rendezvous import RemoteUserError, Rendezvous, SecretFile, join
 from tests.launchers.cluster.strangers import common, greets, storm
 
 Part = Callable[[], Any]
@@ -33,79 +33,79 @@ def port() -> int:
 
 
 def together(*parts: Part) -> list[Any]:
-    """Run the nodes' parts at once; what each returns or raises."""
-    found: list[Any] = [None] * len(parts)
+    """Run the parts of nodes concurrently; return their results or exceptions."""
+    results: list[Any] = [None] * len(parts)
 
     def one(index: int, part: Part) -> None:
         try:
-            found[index] = part()
+            results[index] = part()
         except BaseException as error:  # noqa: BLE001 it is what the test looks at
-            found[index] = error
+            results[index] = error
 
     threads = [threading.Thread(target=one, args=item, daemon=True) for item in enumerate(parts)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
-    return found
+    return results
 
 
 def lead(port: int, nodes: int, limit_s: float = 30) -> Any:
-    """Node 0, which gathers what the others send."""
-    with Meeting(address(0, nodes, port), join_timeout_s=3.0) as meeting:
-        return meeting.gather({}, limit_s)
+    """Run node 0, which gathers values from the others."""
+    with Rendezvous(address(0, nodes, port), join_timeout_s=3.0) as rendezvous:
+        return rendezvous.gather({}, limit_s)
 
 
 def follow(node: int, port: int, nodes: int) -> Any:
-    """Another node, which waits for node 0 without sending anything."""
-    with Meeting(address(node, nodes, port)) as meeting:
-        return meeting.receive(60)
+    """Run another node, which waits for node 0 without sending anything."""
+    with Rendezvous(address(node, nodes, port)) as rendezvous:
+        return rendezvous.receive(60)
 
 
-def test_node_0_receives_from_all_and_all_from_node_0(port: int) -> None:
+def test_node_0_receives_from_all_nodes_and_all_nodes_receive_from_node_0(port: int) -> None:
     def main() -> Any:
-        with Meeting(address(0, 3, port)) as meeting:
-            heard = meeting.gather({"from": 0}, 30)
-            meeting.send({"answer": 42})
-            meeting.gather({}, 30)
-        return heard
+        with Rendezvous(address(0, 3, port)) as rendezvous:
+            received = rendezvous.gather({"from": 0}, 30)
+            rendezvous.send({"answer": 42})
+            rendezvous.gather({}, 30)
+        return received
 
     def other(node: int) -> Any:
-        with Meeting(address(node, 3, port)) as meeting:
-            meeting.send({"from": node})
-            heard = meeting.receive(30)
-            meeting.send({})
+        with Rendezvous(address(node, 3, port)) as rendezvous:
+            rendezvous.send({"from": node})
+            received = rendezvous.receive(30)
+            rendezvous.send({})
             time.sleep(0.2)
-        return heard
+        return received
 
-    heard = together(main, lambda: other(1), lambda: other(2))
-    assert heard == [[{"from": 0}, {"from": 1}, {"from": 2}], {"answer": 42}, {"answer": 42}]
+    received = together(main, lambda: other(1), lambda: other(2))
+    assert received == [[{"from": 0}, {"from": 1}, {"from": 2}], {"answer": 42}, {"answer": 42}]
 
 
-def test_a_user_error_of_one_node_is_raised_on_all(port: int) -> None:
+def test_a_user_error_of_one_node_is_raised_on_all_nodes(port: int) -> None:
     def fail() -> None:
-        with Meeting(address(1, 3, port)):
+        with Rendezvous(address(1, 3, port)):
             raise UserError("h1 does not see the folder.", "Share it.")
 
     first, second, third = together(lambda: lead(port, 3), fail, lambda: follow(2, port, 3))
     assert type(second) is UserError
     for error in (first, third):
-        assert isinstance(error, ElsewhereError)
+        assert isinstance(error, RemoteUserError)
         assert (error.problem, error.advice) == ("h1 does not see the folder.", "Share it.")
 
 
-def test_a_node_that_does_not_join_is_named_on_all_that_did(port: int) -> None:
+def test_a_node_that_does_not_join_is_named_on_all_joined_nodes(port: int) -> None:
     first, second = together(lambda: lead(port, 3), lambda: follow(1, port, 3))
     for error in (first, second):
         assert isinstance(error, GangFailed)
         assert "node 2 did not join within 3 s (2 of 3 joined)" in str(error)
     with pytest.raises(NodeLost, match="could not be reached within 1 s"):
-        Meeting(address(1, 3, port), join_timeout_s=1.0)
+        Rendezvous(address(1, 3, port), join_timeout_s=1.0)
 
 
-def test_a_node_that_is_lost_is_named_on_all(port: int) -> None:
+def test_a_lost_node_is_named_on_all_nodes(port: int) -> None:
     def leave() -> None:
-        with Meeting(address(1, 3, port)):
+        with Rendezvous(address(1, 3, port)):
             pass
 
     first, _, third = together(lambda: lead(port, 3), leave, lambda: follow(2, port, 3))
@@ -116,7 +116,7 @@ def test_a_node_that_is_lost_is_named_on_all(port: int) -> None:
 
 def test_the_loss_of_node_0_is_noticed_at_once(port: int) -> None:
     def leave() -> None:
-        with Meeting(address(0, 2, port)):
+        with Rendezvous(address(0, 2, port)):
             pass
 
     began = time.monotonic()
@@ -125,9 +125,9 @@ def test_the_loss_of_node_0_is_noticed_at_once(port: int) -> None:
     assert time.monotonic() - began < 50
 
 
-def test_a_silent_node_is_lost_after_the_limit(port: int) -> None:
+def test_a_silent_node_counts_as_lost_after_the_time_limit(port: int) -> None:
     def stay_silent() -> None:
-        with Meeting(address(1, 2, port)):
+        with Rendezvous(address(1, 2, port)):
             time.sleep(2)
 
     error, _ = together(lambda: lead(port, 2, 1.0), stay_silent)
@@ -137,9 +137,9 @@ def test_a_silent_node_is_lost_after_the_limit(port: int) -> None:
 
 def test_a_single_node_needs_no_network() -> None:
     alone = NodeAddress(node=0, nodes=1, main_host="127.0.0.1", ports=(), secret=Secret(""), run="r")
-    with Meeting(alone) as meeting:
-        meeting.send({})
-        assert meeting.gather({"own": 1}, 1.0) == [{"own": 1}]
+    with Rendezvous(alone) as rendezvous:
+        rendezvous.send({})
+        assert rendezvous.gather({"own": 1}, 1.0) == [{"own": 1}]
 
 
 def place(node: int, port: int, nodes: int = 2) -> Allocation:
@@ -156,45 +156,45 @@ def place(node: int, port: int, nodes: int = 2) -> Allocation:
 
 def meet_with(node: int, port: int, folder: Path, *, after_s: float = 0.0) -> Any:
     time.sleep(after_s)
-    with meet(place(node, port), folder, 20) as meeting:
+    with join(place(node, port), folder, 20) as rendezvous:
         if node > 0:
-            meeting.send({"from": node})
-            return meeting.receive(20)
-        heard = meeting.gather({"from": 0}, 20)
-        file = next(folder.glob("meeting-*"))
-        meeting.send({"mode": file.stat().st_mode & 0o777})
+            rendezvous.send({"from": node})
+            return rendezvous.receive(20)
+        received = rendezvous.gather({"from": 0}, 20)
+        file = next(folder.glob("rendezvous-*"))
+        rendezvous.send({"mode": file.stat().st_mode & 0o777})
         time.sleep(0.5)
-        return heard
+        return received
 
 
-def test_the_nodes_of_a_job_meet_by_a_secret_in_a_file_that_only_their_user_can_read(
+def test_the_rendezvous_secret_of_a_job_is_in_a_file_that_only_its_user_can_read(
     port: int, tmp_path: Path
 ) -> None:
-    heard, reported = together(
+    received, reported = together(
         lambda: meet_with(0, port, tmp_path, after_s=1.0), lambda: meet_with(1, port, tmp_path)
     )
-    assert heard == [{"from": 0}, {"from": 1}]
+    assert received == [{"from": 0}, {"from": 1}]
     assert reported == {"mode": 0o600}
-    assert list(tmp_path.iterdir()) == [], "it goes with the meeting"
+    assert list(tmp_path.iterdir()) == [], "it goes with the rendezvous"
 
 
-def test_a_secret_that_an_earlier_start_has_left_is_renewed(port: int, tmp_path: Path) -> None:
+def test_a_secret_left_by_an_earlier_start_is_renewed(port: int, tmp_path: Path) -> None:
     SecretFile(tmp_path, place(0, port)).write()
-    heard, _ = together(
+    received, _ = together(
         lambda: meet_with(0, port, tmp_path, after_s=2.0), lambda: meet_with(1, port, tmp_path)
     )
-    assert heard == [{"from": 0}, {"from": 1}]
+    assert received == [{"from": 0}, {"from": 1}]
 
 
 def test_a_node_that_does_not_see_the_folder_of_node_0_reports_it(port: int, tmp_path: Path) -> None:
     with (
-        pytest.raises(UserError, match=r"meeting-4711_1_.pbs.0, .* is not visible on"),
-        meet(place(1, port), tmp_path, 1.0),
+        pytest.raises(UserError, match=r"rendezvous-4711_1_.pbs.0, .* is not visible on"),
+        join(place(1, port), tmp_path, 1.0),
     ):
         pass
 
 
-def test_a_secret_that_another_user_has_put_there_is_not_used(port: int, tmp_path: Path) -> None:
+def test_a_secret_file_of_another_user_is_not_used(port: int, tmp_path: Path) -> None:
     file = SecretFile(tmp_path, place(1, port))
     (tmp_path / "other").write_text("known")
     file.path.symlink_to(tmp_path / "other")
@@ -208,15 +208,15 @@ def test_a_secret_that_another_user_has_put_there_is_not_used(port: int, tmp_pat
             file.read()
 
 
-def test_strangers_do_not_hold_the_meeting_up(port: int) -> None:
+def test_unauthenticated_connections_do_not_delay_the_rendezvous(port: int) -> None:
     def join() -> None:
         time.sleep(1)
-        with Meeting(address(1, 2, port)) as meeting:
-            meeting.send({"from": 1})
+        with Rendezvous(address(1, 2, port)) as rendezvous:
+            rendezvous.send({"from": 1})
             time.sleep(0.5)
 
     claim = b'{"node":1,"nodes":2,"host":"stranger"}'
-    said = b'{"kind":"mistake","problem":"a stranger says so","advice":""}'
-    with storm([port], [*common(), greets("r", "", claim, said)]):
-        heard, _ = together(lambda: lead(port, 2), join)
-    assert heard == [{}, {"from": 1}]
+    message_of_stranger = b'{"kind":"user_error","problem":"a stranger says so","advice":""}'
+    with storm([port], [*common(), greets("r", "", claim, message_of_stranger)]):
+        received, _ = together(lambda: lead(port, 2), join)
+    assert received == [{}, {"from": 1}]
