@@ -138,9 +138,10 @@ def render(runs: Sequence[Run], results: Results, heading: Heading) -> str:
             "",
         ]
     lines += [
-        "Packed rows of the length in the case's name; real tokens of one GPU, median of the steps after the "
-        "warm-up. Share of the limit: the model's FLOPs per token without recomputation, over the product's "
-        "rate. Peers train rows of the full length, which need neither padding nor a mask.",
+        "Rows of the length in the case's name at most, packed for pre-training; real tokens of one GPU, "
+        "median of the steps after the warm-up. Share of the limit: the model's FLOPs per token without "
+        "recomputation, over the product's rate. Peers train rows of the full length, which need neither "
+        "padding nor a mask.",
         "",
         "| Case | Engine | Tokens/s | Predicted | Best peer | Ratio | Share of limit | GiB | Predicted |",
         "|---|---|---:|---:|---|---:|---:|---:|---:|",

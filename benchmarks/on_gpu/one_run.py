@@ -155,6 +155,7 @@ def _prepare(order: Order) -> TrainJob:
         data_dir=data_dir,
         work_dir=order.folder / "node",
         total_steps=Prepared(data_dir).info.total_steps,
+        reward=planned.settings.rl.reward,
     )
 
 

@@ -55,7 +55,7 @@ PROVEN = (
         choice="compile",
         engine="deepspeed",
         families=("llama",),
-        test="launchers/engines/deepspeed/test_compiled.py",
+        test="launchers/engines/loop/test_compiled.py",
     ),
 )
 
