@@ -19,6 +19,7 @@ from launchers.base.imports import collector_paused
 from launchers.engines import _merge
 from launchers.engines.fsdp2 import checkpoint, kernels
 from launchers.engines.fsdp2.master_weights import MasterWeights
+from launchers.engines.gathering import gather_json
 from launchers.engines.loop import generators, head, liger, model, optimizer, quantized, unet
 from launchers.engines.loop.families import blocks
 from launchers.engines.loop.moving_average import MovingAverage
@@ -292,11 +293,11 @@ def _distribute_weights(full_model: Any, network: Any, job: TrainJob, device: to
         {name: parts[id(weight)] for name, weight in parameters}, strict=False, assign=True
     )
     full_buffers = {} if full_model is None else dict(full_model.named_buffers())
-    # loaded buffers may be in fp32 where those of the empty model are not, such as biases of routers
-    types = [{name: buffer.dtype for name, buffer in full_buffers.items()}]
-    dist.broadcast_object_list(types, src=0)
+    # Loaded buffers may be in fp32 where those of the empty model are not, such as biases of routers
+    dtype_names = {name: str(buffer.dtype).removeprefix("torch.") for name, buffer in full_buffers.items()}
+    dtype_names = gather_json(dtype_names, device)[0]
     for name, buffer in network.named_buffers():
         owner, _, last = name.rpartition(".")
-        tensor = full_buffers.get(name, buffer).to(device, types[0][name])
+        tensor = full_buffers.get(name, buffer).to(device, getattr(torch, dtype_names[name]))
         dist.broadcast(tensor, src=0)
         network.get_submodule(owner)._buffers[last] = tensor

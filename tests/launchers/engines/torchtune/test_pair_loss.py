@@ -62,9 +62,9 @@ def test_pairs_are_read_in_training_order(tmp_path: Path) -> None:
     [
         ({"method": "lora"}, None),
         ({"method": "qlora"}, None),
-        ({"method": "full"}, "second one in memory"),
+        ({"method": "full"}, "keeps a second model in memory"),
         ({"method": "lora", "packing": True}, "packing"),
-        ({"method": "lora", "task": "orpo"}, "DPO's alone"),
+        ({"method": "lora", "task": "orpo"}, "no preference loss except DPO's"),
     ],
 )
 def test_torchtune_learns_dpo_with_adapters(values: dict[str, object], word: str | None) -> None:
