@@ -144,8 +144,8 @@ class Control(ABC):
         self._changed = threading.Condition(self._lock)
         self._failures: list[Failure] = []
         self._first_failure: float | None = None  # monotonic
-        self._leaving: Failure | None = None
-        self._last: int | None = None
+        self._drain_reason: Failure | None = None
+        self._final_step: int | None = None
         self._verdict: Verdict | None = None
 
     @abstractmethod
@@ -171,7 +171,7 @@ class Control(ABC):
     def leaving(self) -> Failure | None:
         """Return the failure with which the gang is to end because a node leaves; None if no node does."""
         with self._lock:
-            return self._leaving
+            return self._drain_reason
 
     def paces(self) -> tuple[StepTiming, ...]:
         """Return the paces of all nodes' ranks reported since the last call (node 0 only)."""

@@ -112,15 +112,17 @@ class Hub(Control):
 
     def last_step(self) -> int | None:
         with self._lock:
-            if self._last is not None or not self._stopped:
-                return self._last
+            if self._final_step is not None or not self._stopped:
+                return self._final_step
             farthest = max(stopped.step for stopped in self._stopped.values())
             all_stopped = len(self._stopped) == self._address.nodes
             if all_stopped and all(stopped.all for stopped in self._stopped.values()):
-                self._last = farthest
+                self._final_step = farthest
             elif time.monotonic() - self._first_stopped > self._timeouts.settle:
-                self._last = farthest + 1  # no rank can have finished that step (launchers.gang.leaving)
-            last = self._last
+                self._final_step = (
+                    farthest + 1
+                )  # no rank can have finished that step (launchers.gang.leaving)
+            last = self._final_step
         if last is not None:
             self._server.send(FinalStep(step=last))
         return last
@@ -202,8 +204,8 @@ class Hub(Control):
                 self._stopped[node] = message
                 self._first_stopped = self._first_stopped or time.monotonic()
             elif isinstance(message, Drain):
-                self._leaving = self._leaving or message.failure
-                message = Drain(failure=self._leaving)
+                self._drain_reason = self._drain_reason or message.failure
+                message = Drain(failure=self._drain_reason)
         if isinstance(message, Drain):
             self._server.send(message)
 

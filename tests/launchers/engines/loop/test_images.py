@@ -255,7 +255,7 @@ def test_text_encoders_are_trained_and_exported_with_the_unet(
     assert {name.partition("_text_model")[0] for name in names if "_te" in name} == {"lora_te1", "lora_te2"}
     held_out = PreparedImages(with_texts.held_out_dir)
     _, after, drawn = image_evaluation.measure(
-        with_texts.model_dir, tmp_path / "model", held_out, rows=len(held_out), held_out=1, device="cpu"
+        with_texts.model_dir, tmp_path / "model", held_out, rows=len(held_out), captions=1, device="cpu"
     )
     assert after is not None
     assert evaluations(with_texts)[-1].loss == pytest.approx(after.loss, abs=CLOSE)
@@ -360,7 +360,7 @@ def test_an_evaluation_during_training_equals_that_of_the_exported_pipeline(
     engines.get("fsdp2").collect(averaged, tmp_path)
     held_out = PreparedImages(averaged.held_out_dir)
     before, after, drawn = image_evaluation.measure(
-        averaged.model_dir, tmp_path / "model", held_out, rows=len(held_out), held_out=2, device="cpu"
+        averaged.model_dir, tmp_path / "model", held_out, rows=len(held_out), captions=2, device="cpu"
     )
     assert before is not None
     assert after is not None
@@ -381,7 +381,7 @@ def test_a_clip_model_scores_how_well_images_match_their_captions(averaged: Trai
     clip = make_clip(averaged.model_dir, tmp_path / "clip")
     engines.get("fsdp2").collect(averaged, tmp_path)
     held_out = PreparedImages(averaged.held_out_dir)
-    options: dict[str, Any] = {"rows": 2, "drawn": 2, "device": "cpu", "clip_model": str(clip)}
+    options: dict[str, Any] = {"rows": 2, "captions": 2, "device": "cpu", "clip_model": str(clip)}
     before, after, _ = image_evaluation.measure(averaged.model_dir, tmp_path / "model", held_out, **options)
     assert before is not None
     assert after is not None
