@@ -118,7 +118,7 @@ class Setup:
     accumulation: int = 1  # forward passes for each optimizer step; with a pipeline: its micro batches
     seq_len: int = DEFAULT_SEQ_LEN  # tokens of the longest sequence
     fixed_length: bool = True  # packed or padded to seq_len; else batches vary in length
-    longest_first: bool = False  # the longest of the batches of varying length comes first
+    longest_first: bool = False  # the longest of the batches of varying length is trained first
     longest_once: bool = False  # only one batch has sequences of seq_len tokens, others are far shorter
     expandable_segments: bool = False  # PYTORCH_CUDA_ALLOC_CONF: freed memory is reused at any size
     document_mask: bool = False  # packed samples are separated by a dense seq_len x seq_len mask

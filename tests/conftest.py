@@ -66,7 +66,7 @@ def pytest_configure() -> None:
     """Set up all test processes: Ctrl-C, compiled modules, idle threads, a cache folder."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell's background job has it
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of Pythons would compile all anew
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of Pythons would compile everything again
     sys.dont_write_bytecode = False
     os.environ.setdefault(
         "OMP_WAIT_POLICY", "passive"
@@ -142,7 +142,7 @@ def write_images(folder: Path, count: int = 20, side: int = 600) -> Path:
 
 
 def write_pairs(path: Path) -> Path:
-    """Write the same questions, with the chosen answer in words and the rejected one in capitals."""
+    """Write the same questions, with the chosen answer in lower case and the rejected one in capitals."""
     rows = [json.loads(line) for line in write_sums(path).read_text().splitlines()]
     pairs = [
         {key: row[key] for key in ("instruction", "input")}

@@ -174,7 +174,7 @@ def help_text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HelpText]:
 
         @cache
         def of(*arguments: str, flow: Path = FLOW) -> str:
-            if arguments == ("resume",):  # Metaflow looks for the run to go on from before it gives any help
+            if arguments == ("resume",):  # Metaflow looks for the run to resume before it prints any help
                 name = re.findall(r"^class (\w+Flow)\(", flow.read_text(), re.MULTILINE)[0]
                 earlier = home / f"{name}.py"
                 earlier.write_text(EARLIER.format(name=name, values=json.dumps(read_settings(""))))

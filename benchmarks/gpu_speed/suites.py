@@ -1,4 +1,4 @@
-"""Suites of runs, one per question; each has a result file of its own."""
+"""Suites of runs, one per question, each with a separate result file."""
 
 from __future__ import annotations
 

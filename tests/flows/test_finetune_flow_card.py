@@ -43,7 +43,7 @@ def test_a_run_has_a_card_and_can_be_repeated_from_its_settings(
     assert "Finished in" in text
     assert f"step {STEPS} of {STEPS}" in text
     assert charts(page) >= 3
-    screen = first_screen(page)  # predicted beside measured, before any scrolling
+    screen = first_screen(page)  # predicted next to measured values, before any scrolling
     assert widest(screen, MEASURED_GREEN) > 100
     assert rows_with(screen, UPPER_BOUND_RED) > 50
 

@@ -180,7 +180,7 @@ def _by_selector(
 def _selectors(item: _Candidate) -> list[tuple[tuple[str, str], ...]]:
     """Return label sets of the node that identify its GPU type, those of the table first."""
     node_labels = item.node.labels.items()
-    if item.group is not None and is_part(item.group.gpu.name):  # no other labels tell its nodes apart
+    if item.group is not None and is_part(item.group.gpu.name):  # no other labels distinguish its nodes
         named = tuple((key, value) for key, value in node_labels if key in LABELS_OF_PARTS)
         return [named or ((INSTANCE_TYPE, item.node.labels.get(INSTANCE_TYPE, "")),)]
     table_labels = [

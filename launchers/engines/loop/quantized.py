@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.library import custom_op
+from torch import library
 
 from estimator.vocabulary import METHODS, LaunchedQuantization
 from launchers.engines import _merge
@@ -164,7 +164,7 @@ def _scale_bytes(rows: int, count: int, kind: LaunchedQuantization) -> dict[str,
     return {"absmax": blocks, "absmax2": 4 * (1 + -(-blocks // SCALES_BLOCK))}
 
 
-@custom_op("metaflow_finetune::quantized_product", mutates_args=())
+@library.custom_op("metaflow_finetune::quantized_product", mutates_args=())
 def product(
     inputs: torch.Tensor,
     packed_weight: torch.Tensor,
@@ -181,7 +181,7 @@ def product(
     return nn.functional.linear(inputs, weight)
 
 
-@custom_op("metaflow_finetune::quantized_product_backward", mutates_args=())
+@library.custom_op("metaflow_finetune::quantized_product_backward", mutates_args=())
 def _product_backward(
     gradient: torch.Tensor,
     packed_weight: torch.Tensor,

@@ -203,7 +203,7 @@ def problems(proof: Proof, one: Proof, folder: Path) -> list[str]:
     if max(abs(two - single) for two, single in zip(proof.losses, one.losses, strict=True)) > CLOSE:
         messages.append("its losses are not those of one node")
     if reported(whole_steps[CHECKPOINT]) != reported(after[0]):
-        messages.append("it does not go on from its checkpoint bit by bit")
+        messages.append("it does not resume from its checkpoint bit by bit")
     engines.get(proof.whole.plan.engine).collect(proof.whole, folder)
     result = engines.result_of(folder)
     trained = load_model(result, proof.whole.model_dir, "cpu", "fp32")
@@ -229,7 +229,7 @@ def _problems_of_drawing(proof: Proof, folder: Path) -> list[str]:
     messages = []
     repeated = [(reported(step), step.metrics) for step in after]
     if not repeated or repeated != [(reported(step), step.metrics) for step in whole_steps[-len(repeated) :]]:
-        messages.append("it does not go on from its checkpoint bit by bit")
+        messages.append("it does not resume from its checkpoint bit by bit")
     engines.get("trl").collect(proof.whole, folder)
     trained = load_model(engines.result_of(folder), proof.whole.model_dir, "cpu", "fp32")
     if len(whole_steps) == LEARNING[0]:

@@ -85,8 +85,8 @@ def test_xids_are_divided_into_those_during_the_run_and_earlier_ones(
     later = (
         KMSG + "4,2300,90000000000,-;NVRM: Xid (PCI:0000:3b:00): 119, pid=1, Timeout after 45s of waiting\n"
     )
-    anew = Rank(tmp_path)  # the process was killed and started anew in between
-    assert read_xids(anew, "after", later) == {
+    restarted = Rank(tmp_path)  # the process was killed and restarted in between
+    assert read_xids(restarted, "after", later) == {
         "xids": (119,),
         "xids_earlier": (79,),
         "xid_source": "kernel log",

@@ -38,7 +38,7 @@ def test_equal_nodes_with_enough_pass() -> None:
 )
 def test_a_node_with_less_than_its_peers_gives_a_warning(changes: dict[str, Any], code: str) -> None:
     assert reported_faults(spoil(equal(), 2, **changes)) == [(code, "WARN", ("host-2",))]
-    assert reported_faults(spoil(equal(2), 1, **changes)) == [], "of two nobody can say which is right"
+    assert reported_faults(spoil(equal(2), 1, **changes)) == [], "with two GPUs the correct one is unknown"
 
 
 def test_each_rank_needs_one_cpu_and_one_gibibyte() -> None:

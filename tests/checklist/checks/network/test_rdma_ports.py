@@ -77,7 +77,7 @@ def test_ports_equal_on_all_nodes_give_no_finding() -> None:
         "PASS",
         "32 EFA devices on each node, ports at 200 and 400 Gbit/s.",
     )
-    assert reported_faults(cluster(4, 0, 1, 2, 3, **DOWN)) == [], "a port that nobody uses"
+    assert reported_faults(cluster(4, 0, 1, 2, 3, **DOWN)) == [], "an unused port"
 
 
 def test_ports_are_compared_with_the_majority_of_nodes() -> None:

@@ -45,7 +45,7 @@ def _state(job: WaitedJob, pending_reason: str) -> WaitState:
         return state if pending_reason in state.reason else None
 
     pod_state: WaitState = wait_for(
-        reported, 60, f"{pending_reason!r} is told: {waiting.wait_state(job)}", every=0.5
+        reported, 60, f"{pending_reason!r} is reported: {waiting.wait_state(job)}", every=0.5
     )
     return pod_state
 

@@ -317,12 +317,12 @@ def prove(
     return proofs
 
 
-def problems(proof: Proof, beside: Proof, folder: Path) -> list[str]:
+def problems(proof: Proof, resumed: Proof, folder: Path) -> list[str]:
     """List what is wrong with a finished proof; its result is exported into the empty folder.
 
-    ``beside`` is the same with a sharding that was resumed: it tells the loss after the last step.
+    ``resumed`` is the same training with a sharding that was resumed; it has the loss after the last step.
     """
-    full, after = runs.steps(proof.whole), beside.after
+    full, after = runs.steps(proof.whole), resumed.after
     if len(full) != STEPS - 1 or len(after) != STEPS - CHECKPOINT:
         return [f"it took {len(full)} and {len(after)} steps instead of {STEPS - 1} and {STEPS - CHECKPOINT}"]
     messages = []
@@ -331,10 +331,10 @@ def problems(proof: Proof, beside: Proof, folder: Path) -> list[str]:
         messages.append("it does not begin with the model's own loss")
     if not proof.losses[-1] < proof.losses[0]:
         messages.append("its loss does not fall")
-    if max(abs(one - other) for one, other in zip(proof.losses, beside.losses, strict=True)) > CLOSE:
-        messages.append(f"its losses are not those of {beside.sharding}")
+    if max(abs(one - other) for one, other in zip(proof.losses, resumed.losses, strict=True)) > CLOSE:
+        messages.append(f"its losses are not those of {resumed.sharding}")
     if proof.after and reported(full[CHECKPOINT]) != reported(proof.after[0]):
-        messages.append("it does not go on from its checkpoint bit by bit")
+        messages.append("it does not resume from its checkpoint bit by bit")
     engines.get(SHARDINGS[proof.sharding]).collect(proof.whole, folder)
     if _names(folder / "model") != _names(proof.whole.model_dir):
         messages.append("its export has other tensors than the base")

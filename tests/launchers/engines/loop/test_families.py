@@ -138,8 +138,8 @@ def test_a_family_trains_equally_with_every_sharding_resumes_exactly_and_exports
     tmp_path: Path, family: str, method: str, sharding: str, proved: Callable[[str, str], Proofs]
 ) -> None:
     proof = proved(sharding, family)[family, method]
-    beside = proved(families.RESUMED[0], family)[family, method]
-    assert families.problems(proof, beside, tmp_path) == []
+    resumed = proved(families.RESUMED[0], family)[family, method]
+    assert families.problems(proof, resumed, tmp_path) == []
     assert proof.losses[-1] < proof.losses[0] - 0.3
 
 

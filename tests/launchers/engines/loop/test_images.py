@@ -338,11 +338,11 @@ def test_two_processes_have_the_evaluation_loss_and_sample_images_of_one(
         assert (one.step, one.done, one.rows) == (other.step, other.done, other.rows)
         assert one.loss == pytest.approx(other.loss, abs=CLOSE)
         assert one.metrics == pytest.approx(other.metrics, abs=CLOSE)
-    for drawn, beside in zip(
+    for drawn, drawn_by_two in zip(
         events_of_rank_0(averaged, EvaluationImages), events_of_rank_0(two, EvaluationImages), strict=True
     ):
-        assert (drawn.step, drawn.captions) == (beside.step, beside.captions)
-        for picture_of_one, picture_of_two in zip(drawn.pictures, beside.pictures, strict=True):
+        assert (drawn.step, drawn.captions) == (drawn_by_two.step, drawn_by_two.captions)
+        for picture_of_one, picture_of_two in zip(drawn.pictures, drawn_by_two.pictures, strict=True):
             difference = pixels(picture_of_one).astype(int) - pixels(picture_of_two).astype(int)
             assert abs(difference).max() <= 2, "of 255"
 
