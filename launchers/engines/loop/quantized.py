@@ -13,8 +13,7 @@ from math import prod
 from typing import Any
 
 import torch
-from torch import nn
-from torch import library
+from torch import library, nn
 
 from estimator.vocabulary import METHODS, LaunchedQuantization
 from launchers.engines import _merge
