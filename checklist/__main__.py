@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from checklist.options import CommandOptions, Options, build, flags, help_of, type_of
 from checklist.reference import read as read_reference
@@ -74,7 +75,15 @@ def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
     )
 
 
-@app.command()
+class _Help(TyperCommand):
+    def format_help(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - typer's signature
+        from checklist.option_help import help_page
+
+        example = "srun --nodes=4 --ntasks-per-node=8 python -m checklist --profile standard"
+        typer.echo(help_page(f"{ctx.command_path} [OPTIONS]", CommandOptions, example=example))
+
+
+@app.command(cls=_Help)
 @_command
 def checklist(options: CommandOptions, given_options: set[str]) -> None:
     """Test whether this cluster is fit for training, and name the node, link, direction or GPU at fault."""

@@ -84,19 +84,19 @@ class CheckOptions(_Model):
     gpus_per_node: int | None = None
     """GPUs per node, one rank each. (default: all GPUs of this node; on CPUs 1 rank)"""
     profile: Profile = "quick"
-    """quick, standard or deep."""
+    """Depth of the checks: quick, standard or deep."""
     only: Names = ()
     """Checks to run, separated by commas."""
     skip: Names = ()
     """Checks to skip, separated by commas."""
     device: Device = "auto"
-    """auto (GPUs if there are any), cpu or cuda."""
+    """Device to test: auto (GPUs if there are any), cpu or cuda."""
     timeout: float | None = None
-    """Time limit of each phase in seconds, instead of the profile's."""
+    """Time limit of each phase in seconds. (default: by profile)"""
     op_timeout: float | None = None
-    """Seconds after which one operation counts as hung, instead of the profile's."""
+    """Seconds after which one operation counts as hung. (default: by profile)"""
     thresholds: File = None
-    """CSV file with your own thresholds, which take precedence over the shipped ones."""
+    """CSV file with thresholds that take precedence over the shipped ones."""
     system: Text = None
     """Name of this system in the thresholds, if machine type and GPU do not identify it."""
     expect: float | None = Field(default=None, gt=0)
@@ -296,7 +296,7 @@ def parse_yaml(kind: type[M], text: str) -> M:
     return build(kind, {str(name): value for name, value in values.items()})
 
 
-def flags(kind: type[_Model]) -> dict[str, FieldInfo]:
+def flags(kind: type[BaseModel]) -> dict[str, FieldInfo]:
     """Return the fields that are flags, by name."""
     return {name: field for name, field in kind.model_fields.items() if field.json_schema_extra != _NO_FLAG}
 

@@ -12,6 +12,7 @@ how the past is read, is in flows/cluster_check/steps.py. The same checks run wi
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from metaflow import Config, FlowSpec, Parameter, card, config_expr, current, parallel, schedule, step
@@ -27,6 +28,7 @@ from decorators.storage import datastore_root
 from estimator.terminal import print
 from flows.cluster_check import launch, steps, suspicions
 from flows.cluster_check.card import draw
+from flows.cluster_check.flow_help import print_requested_help
 from flows.cluster_check.launch import FlowOptions
 from flows.commands.flow_commands import command_line
 from flows.commands.run_logs import recorded_launch, recorded_task
@@ -216,5 +218,6 @@ class ChecklistFlow(FlowSpec):
 
 
 if __name__ == "__main__":
+    print_requested_help(sys.argv[1:])
     with recorded_launch():
         main(ChecklistFlow, command_line)

@@ -179,7 +179,7 @@ def help_text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HelpText]:
                 earlier = home / f"{name}.py"
                 earlier.write_text(EARLIER.format(name=name, values=json.dumps(read_settings(""))))
                 run([str(earlier), "run"])
-            everything = arguments == ("run",) and flow.name != "checklist_flow.py"
+            everything = arguments == ("run",)
             return run([str(flow), *arguments, "--help-all" if everything else "--help"])
 
         def run(arguments: list[str]) -> str:

@@ -103,7 +103,7 @@ class FlowOptions(OutputOptions, CheckOptions):
     """Options of the checklist flow, as flags or in the file of ``--config options``."""
 
     start_timeout: float | None = None
-    """Seconds until all nodes must have joined. Default: 60 on this machine, 1200 on a cluster."""
+    """Seconds until all nodes must have joined. (default: 60 on this machine, 1200 on a cluster)"""
     instance_type: Text = None
     """The machine type to test, for its selector and its network."""
     queue: Text = None
@@ -111,7 +111,7 @@ class FlowOptions(OutputOptions, CheckOptions):
     pending_timeout: float = Placement().pending_timeout
     """Maximum minutes that a step waits for its nodes."""
     priority_class: Text = None
-    """Kubernetes PriorityClass of the pods. Default: the lowest of the cluster."""
+    """Kubernetes PriorityClass of the pods. (default: the lowest of the cluster)"""
     fabric: Literal["auto", "efa", "infiniband", "roce", "tcpx", "tcpxo", "none"] = "auto"
     """Network between Kubernetes nodes: auto uses what the nodes offer, none is TCP."""
     pod_template: Text = None

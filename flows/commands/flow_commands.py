@@ -19,6 +19,7 @@ from typer.core import TyperCommand, TyperOption
 
 from estimator.errors import UserError
 from estimator.names import did_you_mean
+from flows.commands.run_options import HELP, HELP_ALL, OF_METAFLOW
 
 DEFAULT = "finetune"
 FLOWS = {
@@ -86,10 +87,10 @@ def run(args: Words = None) -> None:
 
     The first word may be a YAML file of settings; options override it: finetune run FILE.yaml --lr 1e-4
     """
-    if {"--help", "-h", "--help-all"} & set(args or ()):
+    if HELP & set(args or ()):
         from flows.commands.run_help import help_page
 
-        typer.echo(help_page("finetune run", everything="--help-all" in (args or ())))
+        typer.echo(help_page("finetune run", everything=HELP_ALL in (args or ())))
         return
     check_leading_file(args or ())
     _replace_process(*flow_arguments("run", args or ()))
@@ -197,7 +198,6 @@ def _completions(name: str) -> set[str]:
     from decorators._metaflow import run_parameters
 
     parameters, switches = run_parameters(flow_class(name))
-    from flows.commands.run_options import OF_METAFLOW
     from launchers.settings.options import all_options
 
     options = {*parameters, *switches, *OF_METAFLOW, *BEFORE_COMMAND}

@@ -19,6 +19,14 @@ HELP_OPTIONS = (
     *("output_dir", "push", "checkpoint_every", "eval_every", "tracker", "plan_only", "verbose"),
 )
 """Options of the help page, in order; ``--help-all`` shows all others, too."""
+SUMMARY = "Fine-tune a model."
+REJECTION_SUMMARY = "Draw several answers to each prompt, score them, and train on the best."
+REJECTION_EXAMPLE = "finetune flow rejection run --score my_scores.py:short_answers --answers 8"
+REJECTION = {
+    "--score SCORER": "Score function FILE.py:NAME, or a reward model (required)",
+    "--answers N": f"Answers drawn for each prompt [default: {default_of('rejection.answers')}]",
+}
+"""Options of the rejection sampling flow, with their help."""
 CHECKS = {
     "set": "Any setting by its dotted name, may be repeated: --set optimizer.lr=2e-5",
     "no-calibration": "Plan without the measurements of finished runs",
@@ -28,10 +36,17 @@ CHECKS = {
 """Parameters of the flow that are not settings, with their help."""
 
 
-def help_page(command: str, *, everything: bool = False) -> str:
-    """Format the help of ``command``. ``everything``: with all settings and Metaflow's options."""
+def help_page(command: str, *, everything: bool = False, rejection: bool = False) -> str:
+    """Format the help of ``command``. ``everything``: with all settings and Metaflow's options.
+
+    ``rejection``: of the rejection sampling flow, which has two options more.
+    """
     groups: dict[str, list[Line]] = {name: [] for name in GROUPS}
     settings = setting_options()
+    if rejection:
+        groups = {
+            "Rejection sampling": [Line(names=names, text=text) for names, text in REJECTION.items()]
+        } | groups
     for name in HELP_OPTIONS:
         option = COMMON[name]
         setting = settings.get(_option(name))
@@ -46,9 +61,9 @@ def help_page(command: str, *, everything: bool = False) -> str:
         closing = ["--help shows the options that most people use, --help-all this page."]
     return page(
         f"{command} [FILE.yaml] [OPTIONS]",
-        "Fine-tune a model. Options override the settings in FILE.yaml.",
+        f"{REJECTION_SUMMARY if rejection else SUMMARY} Options override the settings in FILE.yaml.",
         groups,
-        example=EXAMPLES["run"],
+        example=REJECTION_EXAMPLE if rejection else EXAMPLES["run"],
         closing=closing,
     )
 

@@ -1,4 +1,4 @@
-"""Options of Metaflow's ``run``."""
+"""Options of Metaflow's ``run``, and those that print help."""
 
 OF_METAFLOW = {
     "--tag": "Tag of the run; may be repeated",
@@ -11,3 +11,6 @@ OF_METAFLOW = {
     "--runner-attribute-file": "File for Metaflow's Runner API",
 }
 """Options with their help."""
+
+HELP_ALL = "--help-all"
+HELP = frozenset({"--help", "-h", HELP_ALL})

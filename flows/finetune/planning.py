@@ -29,7 +29,7 @@ from estimator.terminal import print
 from flows.commands import run_help
 from flows.commands.flow_commands import command_line, split_arguments
 from flows.commands.run_logs import recorded_launch
-from flows.commands.run_options import OF_METAFLOW
+from flows.commands.run_options import HELP, HELP_ALL, OF_METAFLOW
 from flows.finetune import artifacts, harness, rejection_plan, scorers
 from launchers import settings
 from launchers.base import workdir
@@ -123,9 +123,10 @@ def _translate_options(flow: type[Any], args: Sequence[str]) -> list[str]:
     options, run_options = split_arguments(args)
     if run_options[:1] != ["run"]:
         return list(args)
-    if {"--help", "--help-all"} & set(run_options):
+    if HELP & set(run_options):
         name = command_line(sys.argv[0], ["run"])
-        sys.stdout.write(run_help.help_page(name, everything="--help-all" in run_options) + "\n")
+        rejection = hasattr(flow, "asked_score")
+        print(run_help.help_page(name, everything=HELP_ALL in run_options, rejection=rejection))
         raise SystemExit(0)
     _original_arguments[:] = args
     parameters, switches = run_parameters(flow)

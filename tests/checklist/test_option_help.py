@@ -1,0 +1,28 @@
+"""Help page of the checklist."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from checklist.option_help import help_page
+from checklist.options import CommandOptions, flags
+from estimator.cli.help import WIDTH
+from flows.cluster_check.flow_help import check_help
+from flows.cluster_check.launch import FlowOptions
+
+
+@pytest.mark.parametrize("options", [CommandOptions, FlowOptions])
+def test_the_page_lists_every_option_once(options: type[CommandOptions | FlowOptions]) -> None:
+    page = help_page("checklist [OPTIONS]", options, example="checklist --nodes 2")
+    listed = re.findall(r"^  --(\S+)", page, re.MULTILINE)
+    assert sorted(listed) == sorted(name.replace("_", "-") for name in flags(options))
+    assert max(map(len, page.splitlines())) <= WIDTH
+
+
+def test_options_of_metaflow_are_shown_only_if_all_are_requested() -> None:
+    assert "--max-workers" not in check_help("finetune check")
+    page = check_help("finetune check", everything=True)
+    assert "--max-workers" in page
+    assert page.count("\n  --with ") == 1
