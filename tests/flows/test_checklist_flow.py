@@ -224,4 +224,4 @@ def test_the_flags_of_the_flow_are_exactly_the_checklist_options(launch: Callabl
     flags = {"--" + name.replace("_", "-") for name in DEFAULTS}
     assert flags <= set(re.findall(r"--[a-z-]+", text))
     for field in checklist_launch.FlowOptions.model_fields.values():
-        assert help_of(field)[:18].partition("(")[0] in " ".join(text.split())
+        assert re.split(r"\.| \(", help_of(field))[0] in " ".join(text.split())
