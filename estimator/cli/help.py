@@ -17,6 +17,21 @@ MORE = "More: "
 HELP_ALL = "--help-all"
 WIDTH = 80
 _NAMES = 29  # columns for option names
+_METAVARS = {
+    "by": "GROUP",
+    "fp8": "SCALING",
+    "lora_targets": "LAYERS",
+    "modules_to_save": "MODULES",
+    "offload_to": "DEVICE",
+    "over": "OPTION",
+    "overrides": "NAME=VALUE",
+    "prefer": "GOAL",
+    "recompute_what": "SCOPE",
+    "since": "TIME",
+    "system": "TEXT",
+    "vision": "TOWER",
+}
+_UNITS = ("HOURS", "USD", "GBPS")
 EXAMPLES = {
     "plan": "finetune plan --model llama-8b --method lora --tokens 100M",
     "estimate": "finetune estimate --model llama-8b --method lora --gpu L40S",
@@ -131,10 +146,21 @@ def _line(option: TyperOption, context: Any) -> Line:
         names += f"/{negated}"
     common = COMMON.get(str(option.name))
     if not option.is_flag:
-        metavar = common.metavar if common else (option.metavar or option.make_metavar(ctx=context))
-        names += f" {metavar.strip('<>').upper()}"
+        names += f" {common.metavar if common else _metavar(option, context)}"
     default = option.default
     if callable(default) or default is None or isinstance(default, bool) or default == "":
         default = common.unset if common and default is None else ""
     text = f"{option.help or ''}{' (required)' if option.required else ''}"
     return Line(names=names, text=text, default="" if option.required else str(default))
+
+
+def _metavar(option: TyperOption, context: Any) -> str:
+    """Return the name of an option's value: its unit, N for other numbers, the last word of the option."""
+    name = str(option.name)
+    kind = option.make_metavar(ctx=context).strip("<>").upper()
+    if option.metavar or name in _METAVARS:
+        return option.metavar or _METAVARS[name]
+    last = name.rpartition("_")[2].upper()
+    if kind.startswith(("INT", "FLOAT")):
+        return last if last in _UNITS else "N"
+    return "FILE" if kind == "PATH" else last
