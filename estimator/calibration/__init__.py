@@ -27,6 +27,7 @@ __all__ = [
     "Records",
     "Store",
     "apply",
+    "corrected_alike",
     "correction",
     "formulas",
     "load",
@@ -187,6 +188,29 @@ def apply(estimate: MemoryEstimate, correction: Correction) -> MemoryEstimate:
         shows_basis=f"{estimate.shows_basis}; {correction.basis}",
         uncorrected=estimate,
         outside_bytes=None if outside is None else round(outside * correction.factor),
+    )
+
+
+def corrected_alike(estimate: MemoryEstimate, example: MemoryEstimate) -> MemoryEstimate:
+    """Correct an estimate in the proportions in which ``example`` was corrected, if it was."""
+    before = example.uncorrected
+    if before is None:
+        return estimate
+
+    def scaled(figure: int, ends: tuple[int, int], uncorrected: int) -> tuple[int, int]:
+        return round(figure * ends[0] / uncorrected), round(figure * ends[1] / uncorrected)
+
+    shows, needs = estimate.shows_bytes, estimate.needs_bytes
+    return dataclasses.replace(
+        estimate,
+        categories=_scaled(estimate.categories, round(needs * example.needs_bytes / before.needs_bytes)),
+        needs_range=scaled(needs, example.needs_range, before.needs_bytes),
+        shows_bytes=round(shows * example.shows_bytes / before.shows_bytes),
+        shows_range=scaled(shows, example.shows_range, before.shows_bytes),
+        needs_basis=example.needs_basis,
+        shows_basis=example.shows_basis,
+        uncorrected=estimate,
+        outside_bytes=example.outside_bytes,
     )
 
 

@@ -14,10 +14,13 @@ from estimator.engines.support import engine_order
 from estimator.errors import UserError
 from estimator.job import Job
 from estimator.models import DiffusionSpec, ModelSpec
+from estimator.plan import Plan
+from estimator.planning.row_lengths import predict_for_rows
 from estimator.setup import Answers, LlamaAdapter
 from estimator.vocabulary import ENGINES, LAUNCHED_ENGINES, TASKS, LaunchedEngine, RequestedEngine
 from launchers import engines
 from launchers.dataset.measured import MAX_ROWS
+from launchers.dataset.prepared import PreparedInfo
 from launchers.scoring.functions import scorer_of
 from launchers.settings import Settings
 
@@ -121,6 +124,17 @@ def build_job(settings: Settings, spec: ModelSpec, steps: int | None, *, install
         **_automatic_fields(settings, installed=installed),
         answers=_answers(settings),
     )
+
+
+def predict_for_data(plan: Plan, settings: Settings, spec: ModelSpec, data: PreparedInfo) -> Plan:
+    """Return the plan with the memory predicted for the longest row of the data.
+
+    Unchanged for rows that are packed or generated, and for images, which all have the planned length.
+    """
+    task = TASKS[settings.task]
+    if data.packed or task.draws_answers or task.images:
+        return plan
+    return predict_for_rows(plan, build_job(settings, spec, steps=None), data.longest_row)
 
 
 def _automatic_fields(settings: Settings, *, installed: bool) -> dict[str, Any]:

@@ -36,6 +36,7 @@ from launchers.report.telemetry import DistInfo, Evaluated, Event, Phase, Profil
 from launchers.report.trackers import Trackers
 from launchers.report.window import Window, summary_lines
 from launchers.run.export_best import export_best, has_no_steps_left, last_step
+from launchers.run.job import predict_for_data
 from launchers.run.replanning import Replanning, choose_plan, plan_after_kill, plan_after_out_of_memory
 from launchers.run.trial import TrialResult, find_decision, run_trials
 from launchers.store.bundles import Storage, put_bundle
@@ -130,6 +131,7 @@ def train(
         report = print if address.node == 0 else lambda _: None  # only node 0 logs what all nodes do
         job = replace(job, plan=_choose_plan(plans, job, attempt, report))
     data = Prepared(job.data_dir)
+    job = replace(job, plan=predict_for_data(job.plan, job.settings, job.model.spec, data.info))
     state = state if state is not None else RunState()
     state.plan, state.total_steps = job.plan, job.total_steps
     # Rank 0 counts the tokens of sampled answers, which the prepared prompts do not contain

@@ -27,7 +27,7 @@ from launchers.gang.node import run_node
 from launchers.report.metrics import median, tokens_of_steps
 from launchers.report.peak import MemoryPeak, largest_process
 from launchers.report.state import RankMeasured, RunState
-from launchers.run.job import build_job
+from launchers.run.job import build_job, predict_for_data
 from launchers.settings.sections import ProfileWindow
 from launchers.store.bundles import Storage
 
@@ -119,8 +119,12 @@ def run_trials(
         Every plan ran out of memory; a retry then uses a plan that needs less.
     """
     planned = build_job(job.settings, job.model.spec, steps=None)
-    plans = trial_plans(job.plan, planned)
-    tokens, results, error = tokens_of_steps(Prepared(job.data_dir)), list[TrialResult](), None
+    data = Prepared(job.data_dir)
+    plans = [
+        predict_for_data(plan, job.settings, job.model.spec, data.info)
+        for plan in trial_plans(job.plan, planned)
+    ]
+    tokens, results, error = tokens_of_steps(data), list[TrialResult](), None
     steps = min(WARM_UP + job.settings.trial, job.total_steps)
     for number, plan in enumerate(plans, 1):
         trial = replace(

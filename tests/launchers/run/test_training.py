@@ -138,9 +138,9 @@ def test_only_the_first_attempt_measures_plans_and_later_attempts_use_its_choice
     other = dataclasses.replace(job.plan, layout=dataclasses.replace(job.plan.layout, micro_batch_size=2))
     monkeypatch.setattr(training, "run_node", lambda *_, **__: None)
     monkeypatch.setattr(training, "run_trials", raising(AssertionError("a later attempt")))
-    assert train(job, attempt(1), address(0), store, tmp_path / "work").job.plan == job.plan
+    assert train(job, attempt(1), address(0), store, tmp_path / "work").job.plan.layout == job.plan.layout
     trial._store_decision(store, "trials/7", Decision(plan=other, results=()))
-    assert train(job, attempt(0), address(0), store, tmp_path / "work").job.plan == other
+    assert train(job, attempt(0), address(0), store, tmp_path / "work").job.plan.layout == other.layout
 
 
 @pytest.mark.parametrize("node", [0, 1])
@@ -166,7 +166,7 @@ def test_all_nodes_use_the_fastest_of_the_measured_plans(
         trial._store_decision(store, "trials/7", Decision(plan=tried[1], results=()))
     decision = run_trials(job, address(node), store, "trials/7", on_result=results.append)
     assert runs_of == ["test/trial-1", "test/trial-2", "test/trial-3"]
-    assert decision.plan == tried[1]
+    assert decision.plan.layout == tried[1].layout
     if node:
         assert results == []
         return
