@@ -180,7 +180,7 @@ def _measure(
             )
         measurements = run_local(options, directory=keep)
         return COULD_NOT_RUN if conclude is None else conclude(measurements)
-    from checklist.run.supervisor import take_part
+    from checklist.run.node_agent import take_part
 
     if node_name is not None:
         os.environ[NODE_NAME] = node_name

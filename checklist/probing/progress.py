@@ -20,7 +20,7 @@ class OperationCount(NamedTuple):
 
 
 class Progress:
-    """Progress record that the worker writes and its supervisor reads. A write takes under a microsecond."""
+    """Progress record that the worker writes and its node agent reads. A write takes under a microsecond."""
 
     def __init__(self, path: Path, *, create: bool = False) -> None:
         if create:

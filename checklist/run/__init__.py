@@ -1,1 +1,1 @@
-"""Execution of a run: a supervisor per node, worker processes that may hang, coordinator on rank 0."""
+"""Execution of a run: a node agent per node, worker processes that may hang, coordinator on rank 0."""

@@ -1,16 +1,16 @@
-"""Messages between supervisors and rank 0: positions in operations, measurements.
+"""Messages between node agents and rank 0: positions in operations, measurements.
 
 Over a channel (launchers.cluster.rendezvous) that is not the collectives' own network path, so that it still
-works when a collective hangs. Rank 0's supervisor listens (:class:`Hub`), every supervisor calls
+works when a collective hangs. Rank 0's node agent listens (:class:`Hub`), every node agent calls
 (:func:`join`), rank 0's too, and claims its ranks::
 
-    hub -> supervisor   do {rank, id, what, arguments} | restart {ranks} | where {id, ranks} | clock {at}
+    hub -> node agent   do {rank, id, what, arguments} | restart {ranks} | where {id, ranks} | clock {at}
                         | end {measurements, status} | end {error, advice} | beat
-    supervisor -> hub   from {rank, reply}                what a worker has answered
+    node agent -> hub   from {rank, reply}                what a worker has answered
                         ended {rank, why}                 a worker has ended by itself
                         at {ranks: {rank: [operation, sequence, state]}} | clock {at, now} | beat
 
-Two supervisors that claim one rank at the same time receive each other's host. A disconnected supervisor may
+Two node agents that claim one rank at the same time receive each other's host. A disconnected node agent may
 join again: its ranks are free as soon as rank 0 has noticed the end of its connection.
 """
 
@@ -30,7 +30,7 @@ from launchers.cluster.greeting import BadMessage, Message, Refused
 from launchers.cluster.rendezvous import Beat, JoinRequest, Peer, Server, describe_loss
 
 BEAT_S = 0.5
-_PARTING_S = 5.0  # time for supervisors to read their last message, even over a slow link
+_PARTING_S = 5.0  # time for node agents to read their last message, even over a slow link
 _KNOCKS = 2  # number of ports probed again after rank 0 was unreachable
 _SSH = 22
 _LONGEST = 64 << 20  # bytes; the measurements of a thousand nodes are one message
@@ -46,14 +46,14 @@ class Limits:
     operation: float = 30.0  # one collective, or another command of a worker
     connect: float = 2.0  # connecting a socket between two nodes
     bulk: float = 3.0  # transfer of 256 KB over that socket
-    lost_after: float = 10.0  # silence after which a supervisor counts as lost
+    lost_after: float = 10.0  # silence after which a node agent counts as lost
     settle: float = 1.5  # after the first rank failed, for other failures to be reported
     phase: float = 600.0
     run: float = 3600.0
 
 
 class RanksRequest(JoinRequest):
-    """Join request of a supervisor."""
+    """Join request of a node agent."""
 
     ranks: tuple[int, ...] = Field(min_length=1)
     node: int = Field(ge=0)
@@ -76,7 +76,7 @@ class WorkerCommand(Message):
 
 
 class Restart(Message):
-    """Request to a supervisor: end the workers of these ranks and start new ones."""
+    """Request to a node agent: end the workers of these ranks and start new ones."""
 
     kind: Literal["restart"] = "restart"
     ranks: tuple[int, ...]
@@ -151,7 +151,7 @@ MESSAGES: TypeAdapter[Any] = TypeAdapter(Annotated[RunMessage, Field(discriminat
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """Message of a supervisor, or the reason for which it was lost."""
+    """Message of a node agent, or the reason for which it was lost."""
 
     peer: Peer[RanksRequest]
     message: RunMessage | None = None
@@ -159,7 +159,7 @@ class Event:
 
 
 class Hub(Server[RanksRequest]):
-    """Rank 0's end of the channel: admits supervisors and puts their messages into one queue."""
+    """Rank 0's end of the channel: admits node agents and puts their messages into one queue."""
 
     def __init__(self, rendezvous: Rendezvous, limits: Limits) -> None:
         self._world, self._lost_after_s = rendezvous.world, limits.lost_after
@@ -192,8 +192,8 @@ class Hub(Server[RanksRequest]):
         reason = describe_loss(
             error,
             self._lost_after_s,
-            sender="its supervisor",
-            broken="its control connection broke (its supervisor was killed, or the host went away)",
+            sender="its node agent",
+            broken="its control connection broke (its node agent was killed, or the host went away)",
         )
         self.events.put(Event(peer=peer, lost=reason))
 
@@ -217,7 +217,7 @@ class Hub(Server[RanksRequest]):
 
 
 def join(rendezvous: Rendezvous, limits: Limits) -> Connection[RunMessage]:
-    """Connect a supervisor to rank 0's hub. Raises UserError if it is unreachable or refuses."""
+    """Connect a node agent to rank 0's hub. Raises UserError if it is unreachable or refuses."""
     request = RanksRequest(
         ranks=rendezvous.ranks, node=rendezvous.node, world=rendezvous.world, host=socket.gethostname()
     )

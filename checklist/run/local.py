@@ -19,9 +19,9 @@ from checklist.checks.gpu import gpus_probe
 from checklist.measurements import Measurements
 from checklist.options import Options, build
 from checklist.probing.context import PARENT
+from checklist.run.node_agent import run
 from checklist.run.phases import limits_of
 from checklist.run.rendezvous import Rendezvous, of_node
-from checklist.run.supervisor import run
 from estimator.errors import UserError
 from launchers.cluster.endpoint import Secret
 from launchers.cluster.processes import die_with_parent

@@ -81,7 +81,7 @@ class Requests:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Ranks whose supervisors are connected."""
+        """Ranks whose node agents are connected."""
         return tuple(sorted(self.hub.peers()))
 
     def request(
@@ -103,7 +103,7 @@ class Requests:
         deadline = min(start + limit_s, self.phase_ends)
         outcome, pending = Outcome(), set(arguments)
         self._asked, self._operation = pending, operation or kind
-        dead = {rank: _Lost("its supervisor is gone", "lost") for rank in pending - set(self.ranks)}
+        dead = {rank: _Lost("its node agent is gone", "lost") for rank in pending - set(self.ranks)}
         dead |= {rank: cause for rank, cause in self._dead.items() if rank in pending}
         for rank in arguments:
             self.send([rank], kind, arguments[rank], operation)
@@ -124,7 +124,7 @@ class Requests:
         return outcome
 
     def _note(self, event: Event, outcome: Outcome, pending: set[int], dead: dict[int, _Lost]) -> bool:
-        """Process a supervisor's message; return whether a rank failed."""
+        """Process a node agent's message; return whether a rank failed."""
         if event.lost is not None:
             lost_ranks = pending.intersection(event.peer.request.ranks)
             dead.update(dict.fromkeys(lost_ranks, _Lost(event.lost, "lost")))
@@ -231,7 +231,7 @@ class Requests:
                 peer.connection.send(Restart(ranks=(rank,)))
 
     def _where(self, ranks: list[int]) -> dict[int, Position]:
-        """Query the positions of these ranks from their supervisors."""
+        """Query the positions of these ranks from their node agents."""
         for rank in ranks:
             peer = self.hub.peers().get(rank)
             if peer is not None:
@@ -331,14 +331,14 @@ def _lagging(positions: Mapping[int, Position], alive: list[int], others_failed:
 
 
 def _stuck(positions: Mapping[int, Position], alive: list[int]) -> list[int]:
-    """Return ranks that cannot run, else those whose supervisors do not reply."""
+    """Return ranks that cannot run, else those whose node agents do not reply."""
     stopped = [rank for rank in alive if rank in positions and positions[rank][2] in _STOPPED]
     return stopped or [rank for rank in alive if rank not in positions]
 
 
 def _state_words(position: Position | None) -> str | None:
     if position is None:
-        return "its supervisor did not report its state"
+        return "its node agent did not report its state"
     texts = {"T": "stopped", "t": "stopped", "D": "waits in the kernel, for a device or a disk", "Z": "dead"}
     state = texts.get(position[2])
     return f"the process is {state}" if state else None

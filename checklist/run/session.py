@@ -48,7 +48,7 @@ class Collected:
 
 
 class Session(Requests):
-    """State of one run for its phases, in rank 0's supervisor."""
+    """State of one run for its phases, in rank 0's node agent."""
 
     def __init__(self, options: Options, rendezvous: Rendezvous, hub: Hub, limits: Limits) -> None:
         super().__init__(hub, limits)

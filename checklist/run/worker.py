@@ -1,4 +1,4 @@
-"""Worker process of one rank: executes its supervisor's commands, during which it may hang or die.
+"""Worker process of one rank: executes its node agent's commands, during which it may hang or die.
 
 Commands are JSON lines on standard input, ``{"id", "what", "arguments"}``; replies go to the pipe whose
 number is in CHECKLIST_PIPE: ``{"kind": "done", "id", "reply"}``, or ``"failed"`` with the error. Libraries
@@ -25,7 +25,7 @@ Message = dict[str, Any]
 
 
 class ReplyPipe:
-    """Pipe to the supervisor, written by two threads: commands and traces."""
+    """Pipe to the node agent, written by two threads: commands and traces."""
 
     def __init__(self, pipe: int) -> None:
         self._pipe = os.fdopen(pipe, "wb", buffering=0)
@@ -43,7 +43,7 @@ def run(context: Context, channel: ReplyPipe, command: Message) -> None:
     context.progress.name(str(command.get("operation") or kind))
     try:
         reply = _commands()[kind](context, **command.get("arguments", {}))
-    except Exception as error:  # noqa: BLE001 - reported to the supervisor
+    except Exception as error:  # noqa: BLE001 - reported to the node agent
         lines = str(error).strip().splitlines() or [""]
         text = f"{type(error).__name__}: {lines[0][:500]}"
         channel.send({"kind": "failed", "id": command["id"], "error": text})
@@ -88,7 +88,7 @@ def _commands() -> dict[str, Callable[..., Any]]:
 def main() -> None:
     """Serve until standard input ends."""
     die_with_parent(int(os.environ[PARENT]))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor handles Ctrl-C
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the node agent handles Ctrl-C
     context, channel = Context(Path(os.environ[DIRECTORY])), ReplyPipe(int(os.environ[PIPE]))
     commands: queue.Queue[Message | None] = queue.Queue()
     threading.Thread(
@@ -108,7 +108,7 @@ def _read(context: Context, channel: ReplyPipe, commands: queue.Queue[Message | 
             context.progress.restart()
         else:
             commands.put(command)
-    os._exit(0)  # the supervisor has gone
+    os._exit(0)  # the node agent has gone
 
 
 if __name__ == "__main__":

@@ -66,7 +66,7 @@ class WorkerProcess:
         }
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
         for name in (SHARED_VARIABLE, "RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_USE_AGENT_STORE"):
-            environment.pop(name, None)  # the supervisor's commands define the process groups
+            environment.pop(name, None)  # the node agent's commands define the process groups
         try:
             with self._log.open("ab") as log:
                 self._process = subprocess.Popen(

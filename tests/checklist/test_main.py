@@ -240,7 +240,7 @@ def test_no_process_remains_after_a_run_is_killed(tmp_path: Path, how: signal.Si
 
 def test_a_rank_without_rank_0_ends_and_names_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
     launcher = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "no-such-host", "MASTER_PORT": "29500"}
-    monkeypatch.setattr("checklist.run.supervisor.limits_of", lambda _: Limits(rendezvous=0.5))
+    monkeypatch.setattr("checklist.run.node_agent.limits_of", lambda _: Limits(rendezvous=0.5))
     done = CliRunner().invoke(app, [], env=launcher)
     assert done.exit_code == 2
     assert "no-such-host, ports 29517 to 29524" in done.stderr

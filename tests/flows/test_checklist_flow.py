@@ -113,7 +113,7 @@ def test_a_failure_stays_open_until_the_same_check_passes(later: FlowRun) -> Non
 @pytest.mark.slow
 def test_a_node_with_a_killed_process_is_named_and_the_run_has_a_verdict(tmp_path: Path) -> None:
     def hurt(_: subprocess.Popen[str]) -> None:
-        os.kill(_supervisor(tmp_path, node=1), signal.SIGKILL)
+        os.kill(_node_agent_pid(tmp_path, node=1), signal.SIGKILL)
 
     run = _flow(tmp_path, "run", "--op-timeout", "20", hurt=hurt)
     assert run.returncode != 0
@@ -131,7 +131,7 @@ def test_a_lost_step_is_judged_by_the_stored_measurements_of_its_nodes(tmp_path:
 
     def hurt(_: subprocess.Popen[str]) -> None:
         stored_measurements.append(_until(lambda: next(tmp_path.glob(f"{KEPT}/measured.json"), None)))
-        os.kill(psutil.Process(_supervisor(tmp_path, node=0)).ppid(), signal.SIGKILL)
+        os.kill(psutil.Process(_node_agent_pid(tmp_path, node=0)).ppid(), signal.SIGKILL)
 
     run = _flow(tmp_path, "run", hurt=hurt)
     assert run.returncode != 0
@@ -149,7 +149,7 @@ def test_a_lost_step_is_judged_by_the_stored_measurements_of_its_nodes(tmp_path:
 @pytest.mark.nightly
 def test_ctrl_c_ends_a_run_at_once_and_resume_finishes_it(tmp_path: Path) -> None:
     def interrupt(process: subprocess.Popen[str]) -> None:
-        _supervisor(tmp_path, node=0)
+        _node_agent_pid(tmp_path, node=0)
         os.killpg(process.pid, signal.SIGINT)
 
     run = _flow(tmp_path, "run", "--only", "mesh,correctness,latency,bandwidth", hurt=interrupt)
@@ -170,15 +170,15 @@ def _until(condition: Callable[[], Any]) -> Any:
     raise AssertionError("it did not come")
 
 
-def _supervisor(home: Path, node: int) -> int:
-    """Return the supervisor of the ranks of that node, once they have joined."""
+def _node_agent_pid(home: Path, node: int) -> int:
+    """Return the node agent of the ranks of that node, once they have joined."""
     deadline = time.monotonic() + BUSY_SECONDS / 2
     while time.monotonic() < deadline:
         reported = [Progress(file).read().operation for file in home.glob(f"work/*/*/rank{node}.progress")]
         if reported and reported[0] not in ("", "facts", "health", "clock"):
             return next(process.pid for process in psutil.process_iter() if _looks_after(process, home, node))
         time.sleep(0.02)
-    raise AssertionError("no supervisor has started")
+    raise AssertionError("no node agent has started")
 
 
 def _looks_after(process: psutil.Process, home: Path, node: int) -> bool:

@@ -63,7 +63,7 @@ def start_group(context: Context, backend: str, store: Store, rank: int, world: 
         store=store,
         rank=rank,
         world_size=world,
-        # Exceeds the supervisor's limit, so that it identifies a hung rank before the others time out.
+        # Exceeds the node agent's limit, so that it identifies a hung rank before the others time out.
         timeout=datetime.timedelta(seconds=2 * limit_s),
     )
     context.stored["backend"] = backend

@@ -32,7 +32,7 @@ _UUID = re.compile(r"UUID:\s*(GPU-[0-9a-fA-F-]+)")
 _DISCOVERY_S = 30.0
 _LEAVE_S = 5.0  # time for dcgmi to stop the diagnostic in the host engine
 _MAX_FAULTS, _MOST_LETTERS = 64, 300
-# It must end with this process and react to an interrupt, which this process leaves to its supervisor
+# It must end with this process and react to an interrupt, which this process leaves to its node agent
 _WITH_PARENT = (
     "import os, signal, sys; from launchers.cluster.processes import die_with_parent; "
     "die_with_parent(int(sys.argv[1])); signal.signal(signal.SIGINT, signal.SIG_DFL); "

@@ -7,5 +7,5 @@ from checklist.measurements import Measurements, adapter_of
 
 @pytest.fixture(scope="session", autouse=True)
 def _build_the_validator_before_threads_begin() -> None:
-    """Build the validator here: supervisors are threads, and ast.parse is not thread-safe in Python 3.11."""
+    """Build the validator here: node agents are threads, and ast.parse is not thread-safe in Python 3.11."""
     adapter_of(Measurements)

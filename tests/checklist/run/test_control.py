@@ -1,4 +1,4 @@
-"""Messages between supervisors."""
+"""Messages between node agents."""
 
 from __future__ import annotations
 

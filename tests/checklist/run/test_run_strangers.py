@@ -15,8 +15,8 @@ from checklist.measurements import Measurements
 from checklist.options import Options
 from checklist.run import local
 from checklist.run.control import Hub, Limits, Positions, Reply, WorkerReply, join
+from checklist.run.node_agent import run
 from checklist.run.rendezvous import Rendezvous, of_node
-from checklist.run.supervisor import run
 from checklist.run.worker_process import WorkerProcess
 from checklist.verdict import judge
 from launchers.cluster.endpoint import Secret
@@ -78,7 +78,7 @@ def test_a_checklist_passes_while_unknown_clients_connect(
     print(f"strangers called {tried():,} times; the run took {seconds:.1f} s")
 
 
-def test_a_disconnected_supervisor_is_reported_and_may_rejoin() -> None:
+def test_a_disconnected_node_agent_is_reported_and_may_rejoin() -> None:
     secret, port = Secret.make(), new_port()
     main_place = place(0, port, secret)
     with contextlib.closing(Hub(main_place, LIMITS)) as hub:
@@ -135,7 +135,7 @@ def test_a_member_can_report_for_its_own_ranks_only() -> None:
         member.close()
 
 
-def test_supervisors_connect_over_ipv6() -> None:
+def test_node_agents_connect_over_ipv6() -> None:
     secret, port = Secret.make(), new_port()
     with contextlib.closing(Hub(place(0, port, secret, host="::1"), LIMITS)) as hub:
         member = join(place(1, port, secret, host="::1"), LIMITS)

@@ -21,7 +21,6 @@ from checklist import measurements
 from checklist.measurements import Measurements
 from checklist.options import Options
 from checklist.run import control
-from checklist.run.conductor import Coordinator
 from checklist.run.control import (
     BEAT_S,
     ClockQuery,
@@ -33,6 +32,7 @@ from checklist.run.control import (
     RunMessage,
     WorkerCommand,
 )
+from checklist.run.coordinator import Coordinator
 from checklist.run.phases import limits_of
 from checklist.run.rendezvous import Rendezvous
 from checklist.run.worker_process import WorkerProcess
@@ -107,7 +107,7 @@ def take_part(
     )
     try:
         if coordinator is not None:
-            threading.Thread(target=coordinator.run, name="checklist-conductor", daemon=True).start()
+            threading.Thread(target=coordinator.run, name="checklist-coordinator", daemon=True).start()
         connection = control.join(rendezvous, limits)
         with sigterm_raises():
             end = _NodeAgent(rendezvous, limits, connection, folder).serve()

@@ -41,7 +41,7 @@ _REPORTED_VARIABLES = ("NCCL_", "GLOO_", "FI_", "TORCH_NCCL_", "OMP_", "CUDA_VIS
 
 
 class Coordinator(Session):
-    """Coordinator of one run, in rank 0's supervisor.
+    """Coordinator of one run, in rank 0's node agent.
 
     ``on_measured`` receives the measurements so far whenever they may be the last; ``conclude`` derives the
     exit status from them.
@@ -63,7 +63,7 @@ class Coordinator(Session):
         self._finished = threading.Event()
 
     def run(self) -> None:
-        """Execute the run; send the outcome to every supervisor, and progress to standard error."""
+        """Execute the run; send the outcome to every node agent, and progress to standard error."""
         threading.Thread(target=self._report_progress, name="checklist-progress", daemon=True).start()
         try:
             self._conduct()

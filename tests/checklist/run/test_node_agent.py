@@ -18,8 +18,7 @@ import pytest
 from checklist.condensed import MAX_PROBES
 from checklist.measurements import IDLE, Measurements, Probe, record
 from checklist.options import Options
-from checklist.run import conductor as conductor_module
-from checklist.run.conductor import Coordinator
+from checklist.run import coordinator as coordinator_module
 from checklist.run.control import (
     End,
     Hub,
@@ -31,9 +30,10 @@ from checklist.run.control import (
     WorkerReply,
     join,
 )
+from checklist.run.coordinator import Coordinator
+from checklist.run.node_agent import run
 from checklist.run.rendezvous import Rendezvous, from_environment, of_node
 from checklist.run.requests import Requests, _lagging
-from checklist.run.supervisor import run
 from checklist.run.worker_process import WorkerProcess
 from estimator.errors import UserError
 from launchers.cluster.endpoint import Secret
@@ -88,7 +88,7 @@ def test_members_with_another_job_or_secret_are_refused(differs: dict[str, objec
         assert hub.peers() == {}
 
 
-def test_the_end_of_a_run_reaches_a_supervisor_that_is_still_sending() -> None:
+def test_the_end_of_a_run_reaches_a_node_agent_that_is_still_sending() -> None:
     main_place = place(1)
     hub = Hub(main_place, SHORT)
     link = join(main_place, SHORT)
@@ -176,10 +176,10 @@ def test_every_node_gets_a_condensed_large_run_and_rank_0_has_the_complete_run()
     assert len(probes) > MAX_PROBES
     links = [join(replace(main_place, ranks=(rank,), node=rank), SHORT) for rank in (0, 1)]
     try:
-        conductor = Coordinator(Options(device="cpu"), main_place, hub, SHORT, conclude=lambda _: 1)
-        conductor.results.probes += probes
-        conductor.stopped.set()  # no phase is to begin
-        threading.Thread(target=conductor.run, daemon=True).start()
+        coordinator = Coordinator(Options(device="cpu"), main_place, hub, SHORT, conclude=lambda _: 1)
+        coordinator.results.probes += probes
+        coordinator.stopped.set()  # no phase is to begin
+        threading.Thread(target=coordinator.run, daemon=True).start()
         for link in links:
             while not isinstance(end := link.receive(), End):
                 pass
@@ -187,7 +187,7 @@ def test_every_node_gets_a_condensed_large_run_and_rank_0_has_the_complete_run()
             assert end.status == 1
             assert len(reported.probes) < 0.2 * MAX_PROBES
             assert [(one.src, one.dst) for one in reported.probes if not one.connected] == [(7, 9)]
-        assert len(conductor.measured.probes) == len(probes)
+        assert len(coordinator.measured.probes) == len(probes)
     finally:
         for link in links:
             link.close()
@@ -197,22 +197,22 @@ def test_every_node_gets_a_condensed_large_run_and_rank_0_has_the_complete_run()
 def test_a_long_run_prints_its_progress_every_few_seconds(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(conductor_module, "PROGRESS_S", 0.1)
+    monkeypatch.setattr(coordinator_module, "PROGRESS_S", 0.1)
     hub = Hub(place(0), SHORT)
-    conductor = Coordinator(Options(device="cpu"), place(0), hub, replace(SHORT, rendezvous=65.0))
+    coordinator = Coordinator(Options(device="cpu"), place(0), hub, replace(SHORT, rendezvous=65.0))
     try:
-        threading.Thread(target=conductor.run, daemon=True).start()
+        threading.Thread(target=coordinator.run, daemon=True).start()
         reported = ""
         deadline = time.monotonic() + 10
         while reported.count("checklist: ") < 2 and time.monotonic() < deadline:
             time.sleep(0.05)
             reported += capfd.readouterr().err
         assert "checklist: 0 of 2 ranks are here, 0:01 of at most 1:05\n" in reported
-        conductor.phase, conductor._phase_began = "pairs", time.monotonic() - 75.5
-        conductor.phase_ends = conductor._phase_began + 120.5
-        assert conductor.stage() == "pairs of nodes, 1:16 of at most 2:01, 0 measured"
+        coordinator.phase, coordinator._phase_began = "pairs", time.monotonic() - 75.5
+        coordinator.phase_ends = coordinator._phase_began + 120.5
+        assert coordinator.stage() == "pairs of nodes, 1:16 of at most 2:01, 0 measured"
     finally:
-        conductor.stop()
+        coordinator.stop()
         hub.close()
 
 
@@ -222,10 +222,10 @@ def test_measurements_are_shown_as_soon_as_a_node_is_lost() -> None:
         first = join(main_place, SHORT)
         second = join(replace(main_place, ranks=(1,), node=1), SHORT)
         shown: list[Measurements] = []
-        conductor = Coordinator(Options(device="cpu", only=("mesh",)), main_place, hub, SHORT, shown.append)
-        conductor.phase = "mesh"
+        coordinator = Coordinator(Options(device="cpu", only=("mesh",)), main_place, hub, SHORT, shown.append)
+        coordinator.phase = "mesh"
         threading.Timer(0.3, second.close).start()
-        conductor.request("local", {0: {}, 1: {}}, limit_s=1.0, operation="probe")
+        coordinator.request("local", {0: {}, 1: {}}, limit_s=1.0, operation="probe")
         (known_measurements,) = shown
         assert [(hang.rank, hang.node, hang.kind, hang.op) for hang in known_measurements.hangs] == [
             (1, 1, "lost", "probe")
@@ -235,7 +235,7 @@ def test_measurements_are_shown_as_soon_as_a_node_is_lost() -> None:
         status, reason = phases["mesh"]
         assert status == "failed"
         assert re.fullmatch(r"it had not ended when node 1 \(\S+\) was lost", reason or "")
-        assert [(hang.rank, hang.kind) for hang in conductor.hangs if hang.rank == 1] == [(1, "lost")]
+        assert [(hang.rank, hang.kind) for hang in coordinator.hangs if hang.rank == 1] == [(1, "lost")]
         first.close()
 
 
@@ -276,7 +276,7 @@ def test_a_stopped_worker_is_killed_at_the_end(worker: object) -> None:
 
 def test_a_run_with_a_missing_rank_ends_and_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    monkeypatch.setattr("checklist.run.supervisor.limits_of", lambda _: Limits(rendezvous=1.0, run=60))
+    monkeypatch.setattr("checklist.run.node_agent.limits_of", lambda _: Limits(rendezvous=1.0, run=60))
     measured = run(Options(device="cpu", only=("ranks", "correctness")), place(0, simulated=True))
 
     assert isinstance(measured, Measurements)
