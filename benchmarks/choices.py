@@ -121,7 +121,8 @@ def page(plans: list[Choice]) -> str:
         "this GPU, or its architecture with the same links "
         f"({sum(not choice.measured for choice in plans)} of {len(plans)}).",
         "",
-        "| Model | Method | Options | Plan | Layout | Tokens/s | $ an hour | Practice | Where ours differs |",
+        "| Model | Method | Options | Plan | Layout | Tokens/s | $ per hour | Practice | "
+        "Where ours differs |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for choice in plans:

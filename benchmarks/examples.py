@@ -51,7 +51,7 @@ def _price(prediction: Any) -> tuple[str, str]:
 
 
 def table(rows: list[str]) -> str:
-    head = "| File | What it trains | GPUs | Memory of each | $ an hour | $ a million tokens | Command |"
+    head = "| File | What it trains | GPUs | Memory of each | $ per hour | $ per million tokens | Command |"
     return "\n".join([head, "|---|---|---|---|---|---|---|", *rows])
 
 

@@ -12,7 +12,6 @@ how the past is read, is in flows/cluster_check/steps.py. The same checks run wi
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 from metaflow import Config, FlowSpec, Parameter, card, config_expr, current, parallel, schedule, step
@@ -20,7 +19,7 @@ from metaflow import Config, FlowSpec, Parameter, card, config_expr, current, pa
 from checklist.options import help_of, type_of
 from checklist.outputs.publish import outputs_of
 from checklist.outputs.terminal import show
-from decorators._metaflow import NotFit, catch_node_failure, in_container, main, user_errors, without_retry
+from decorators._metaflow import NotFit, catch_node_failure, in_container, user_errors, without_retry
 from decorators.backends.cluster_name import cluster_name, current_cluster
 from decorators.card.writer import write_blocks
 from decorators.node_request import node_request, pod_failures
@@ -28,10 +27,9 @@ from decorators.storage import datastore_root
 from estimator.terminal import print
 from flows.cluster_check import launch, steps, suspicions
 from flows.cluster_check.card import draw
-from flows.cluster_check.flow_help import print_requested_help
+from flows.cluster_check.flow_options import run_checklist
 from flows.cluster_check.launch import FlowOptions
-from flows.commands.flow_commands import command_line
-from flows.commands.run_logs import recorded_launch, recorded_task
+from flows.commands.run_logs import recorded_task
 from launchers.base.workdir import work_folder
 from launchers.cluster.endpoint import NodeAddress, Secret, choose_ports
 
@@ -218,6 +216,4 @@ class ChecklistFlow(FlowSpec):
 
 
 if __name__ == "__main__":
-    print_requested_help(sys.argv[1:])
-    with recorded_launch():
-        main(ChecklistFlow, command_line)
+    run_checklist(ChecklistFlow)

@@ -148,7 +148,7 @@ def main(flow: type[Any], command_line: CommandLine | None = None) -> None:
         print_line(error.problem)
         print_line(error.advice)
         raise SystemExit(USER_ERROR_STATUS) from None
-    printed_errors = _enter_command_line(flow, command_line and command_line(sys.argv[0], ()), cause)
+    printed_errors = _enter_command_line(flow, command_line and _program_name(command_line), cause)
     failed = False
     try:
         flow()
@@ -174,6 +174,14 @@ def main(flow: type[Any], command_line: CommandLine | None = None) -> None:
                 print_line(line)
         for do in _after_error_message:
             do()
+
+
+def _program_name(command_line: CommandLine) -> str:
+    """Return the program's name in Metaflow's messages, to which they append the flow's command."""
+    run_command = command_line(sys.argv[0], ["run"])
+    if "run" in sys.argv[1:] and run_command.endswith(" run"):
+        return run_command.removesuffix(" run")
+    return command_line(sys.argv[0], ())
 
 
 def _enter_command_line(

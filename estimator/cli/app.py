@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import shlex
 import sys
 from collections.abc import Callable
@@ -71,6 +72,7 @@ COMMAND_ALIASES = {
 NOTHING_FITS_STATUS = 1  # exit status if nothing fits
 LOG_LEVEL = "--log-level"
 INTERRUPTED, PIPE_CLOSED = 130, 141  # as a shell reports a program ended by SIGINT, SIGPIPE
+_USAGE_ERROR: Any = typer.BadParameter.__base__  # base of all errors of a command line
 
 
 class Commands(TyperGroup):
@@ -108,9 +110,9 @@ class Commands(TyperGroup):
         except UserError as error:
             logs.show_traceback(error)
             _fail(str(error), USER_ERROR_STATUS)
-        except typer.BadParameter as error:  # also a missing option
-            command = error.ctx.command_path if error.ctx else "finetune"
-            _fail(f"{error.format_message()}\nRun {command} --help for the options.", USER_ERROR_STATUS)
+        except _USAGE_ERROR as error:  # an invalid value, a missing value or option
+            command = error.ctx.command_path if error.ctx else f"finetune {ctx.invoked_subcommand}"
+            _fail(f"{_plain(error)}\nRun {command} --help for the options.", USER_ERROR_STATUS)
         except KeyboardInterrupt:
             raise SystemExit(INTERRUPTED) from None
         except BrokenPipeError:
@@ -152,6 +154,14 @@ def _cannot_fit(error: CannotFit, command: str) -> str:
         {"here": False} if "with" in suggestion else suggestion for suggestion in error.suggestions
     )
     return render_cannot_fit(error, command)
+
+
+def _plain(error: Any) -> str:
+    """Return the message of a command-line error in plain words."""
+    text = str(error.format_message())
+    text = re.sub(r"^Got unexpected extra argument(\(s\)|s)? \((.*)\)", r"Unexpected argument: \2", text)
+    text = re.sub(r"is not a valid int(eger)?( range)?", "is not a whole number", text)
+    return re.sub(r"is not a valid float( range)?", "is not a number", text)
 
 
 def _fail(text: str, status: int) -> None:

@@ -14,7 +14,7 @@ from estimator.cli.options import PlaceOptions, SetupOptions, expanded
 from estimator.cli.steps import engine_of
 from estimator.engines import liger
 from estimator.errors import UserError
-from estimator.formatting import format_bytes, format_count, format_duration, format_usd
+from estimator.formatting import format_bytes, format_count, format_duration, format_parameters, format_usd
 from estimator.models.diffusion import DiffusionSpec
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def _print(result: ConfigurationEstimate, options: SetupOptions, traced: ExactEs
     title = Text.assemble(
         (setup.model.name, "bold"),
         f", {calibration.method_of(setup)} with {setup.engine}: "
-        f"{setup.model.parameters / 1e9:.2f} B parameters, {_trained(result)}",
+        f"{format_parameters(setup.model.parameters)}, {_trained(result)}",
     )
     console.print(title)
     facts = Table.grid(padding=(0, 2))
@@ -303,7 +303,7 @@ def _price(result: ConfigurationEstimate) -> str:
     time = f"{takes} for {tokens:,.0f} tokens" if result.hours and tokens else ""
     if result.usd_per_hour is None:
         return "; ".join(part for part in (time, f"price unknown: {result.price_basis}") if part)
-    text = f"{format_usd(result.usd_per_hour)} an hour: {result.price_basis}"
+    text = f"{format_usd(result.usd_per_hour)} per hour: {result.price_basis}"
     if result.usd is not None:
         text = f"{format_usd(result.usd)} for {tokens:,.0f} tokens in {takes}; {text}"
     return text

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import textwrap
 
-from estimator.formatting import MIB, format_bytes, format_count, format_duration, format_usd
+from estimator.formatting import (
+    MIB,
+    format_bytes,
+    format_count,
+    format_duration,
+    format_parameters,
+    format_usd,
+)
 from estimator.plan import Layout, LearningRate, Plan, Prediction, Request
 from estimator.vocabulary import SHARDINGS, TASKS
 
@@ -18,7 +25,7 @@ def render(plan: Plan, width: int = 100, *, hints: bool = False) -> str:
     ``hints``: with hints for values that the plan does not set.
     """
     method = plan.method if plan.task == "sft" else f"{plan.method} {plan.task}"
-    lines = [f"Plan: {plan.model}, {method} with {plan.engine} ({plan.parameters / 1e9:.2f} B parameters)"]
+    lines = [f"Plan: {plan.model}, {method} with {plan.engine} ({format_parameters(plan.parameters)})"]
     lines += _row("Where", _where(plan), width)
     lines += _row("Request", _request(plan), width)
     if plan.prepare is not None and plan.evaluate is not None:

@@ -7,15 +7,15 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from decorators._metaflow import Backend, command, compiles_only, main, resumed_artifact, run_parameters
+from decorators._metaflow import Backend, command, compiles_only, resumed_artifact
 from decorators.backends import cluster_name, destination
-from estimator import hardware, logs
+from estimator import hardware
 from estimator.calibration import Calibration
-from estimator.errors import USER_ERROR_STATUS, UserError
+from estimator.errors import UserError
 from estimator.hardware import local_machine
 from estimator.job import Job, Target
 from estimator.plan import Plan
@@ -26,10 +26,8 @@ from estimator.planning.planner import CannotFit
 from estimator.planning.report import render
 from estimator.planning.summary import MORE, render_cannot_fit, render_summary
 from estimator.terminal import print
-from flows.commands import run_help
-from flows.commands.flow_commands import command_line, split_arguments
-from flows.commands.run_logs import recorded_launch
-from flows.commands.run_options import HELP, HELP_ALL, OF_METAFLOW
+from flows.commands import flow_main, run_help
+from flows.commands.flow_commands import command_line
 from flows.finetune import artifacts, harness, rejection_plan, scorers
 from launchers import settings
 from launchers.base import workdir
@@ -107,30 +105,16 @@ def defaults_of_flags() -> dict[str, Any]:
 
 
 def run_flow(flow: type[Any]) -> None:
-    """Run a flow's command line; for an option that has another name here, the error states that name."""
-    try:
-        sys.argv[1:] = _translate_options(flow, sys.argv[1:])
-    except UserError as error:
-        logs.show_traceback(error)
-        print(error, file=sys.stderr)
-        raise SystemExit(USER_ERROR_STATUS) from None
-    with recorded_launch():
-        main(flow, command_line)
-
-
-def _translate_options(flow: type[Any], args: Sequence[str]) -> list[str]:
-    """Translate options of settings to the flow's parameters; only the command ``run`` has such options."""
-    options, run_options = split_arguments(args)
-    if run_options[:1] != ["run"]:
-        return list(args)
-    if HELP & set(run_options):
-        name = command_line(sys.argv[0], ["run"])
-        rejection = hasattr(flow, "asked_score")
-        print(run_help.help_page(name, everything=HELP_ALL in run_options, rejection=rejection))
-        raise SystemExit(0)
-    _original_arguments[:] = args
-    parameters, switches = run_parameters(flow)
-    return [*options, "run", *translate(run_options[1:], parameters, {*switches, *OF_METAFLOW})]
+    """Run the command line of a fine-tuning flow, whose ``run`` has an option for each setting."""
+    _original_arguments[:] = sys.argv[1:]
+    rejection = hasattr(flow, "asked_score")
+    flow_main.run_flow(
+        flow,
+        help_page=lambda name, everything: run_help.help_page(
+            name, everything=everything, rejection=rejection
+        ),
+        translate=translate,
+    )
 
 
 _original_arguments: list[str] = []  # arguments of this process before they were translated

@@ -6,7 +6,7 @@ Each function raises a two-line UserError.
 from __future__ import annotations
 
 import importlib.util
-import os
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -170,12 +170,21 @@ def check_output(settings: Settings) -> None:
     """Raise UserError if the output folder on this machine is not writable."""
     folder = Path(settings.output_dir).expanduser().absolute()
     existing = next(path for path in (folder, *folder.parents) if path.exists())
-    if not (existing.is_dir() and os.access(existing, os.W_OK)):
+    if not (existing.is_dir() and _is_writable(existing)):
         reason = "is not writable" if existing.is_dir() else "is a file"
         raise UserError(
             f"--output-dir {settings.output_dir}: {existing} {reason}.",
             "Choose another folder: --output-dir FOLDER",
         )
+
+
+def _is_writable(folder: Path) -> bool:
+    """Return whether a file can be created; root's access rights do not tell this of every file system."""
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError:
+        return False
 
 
 def check_window(settings: Settings, total_steps: int) -> None:

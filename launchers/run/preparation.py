@@ -19,7 +19,7 @@ from pathlib import Path
 from estimator import calibration, models
 from estimator.calibration import Calibration
 from estimator.errors import UserError
-from estimator.formatting import format_count
+from estimator.formatting import format_count, format_parameters
 from estimator.job import Job, Target
 from estimator.models import DiffusionSpec, ModelRef, ModelSource, ModelSpec, untried
 from estimator.option_names import option_name
@@ -373,8 +373,8 @@ def fetch_weights(
     if isinstance(model, ModelRef) and (model.spec.own_code or untried.is_untried(model.spec.family)):
         parameters = sum(map(math.prod, tensor_shapes(path).values()))
         print(
-            f"{model.name}: {parameters / 1e9:.2f} B parameters in its files; the plan counted "
-            f"{model.spec.parameters / 1e9:.2f} B (untested model family)",
+            f"{model.name}: {format_parameters(parameters)} in its files; the plan counted "
+            f"{format_parameters(model.spec.parameters)} (untested model family)",
             flush=True,
         )
     return path

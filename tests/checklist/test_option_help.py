@@ -9,7 +9,7 @@ import pytest
 from checklist.option_help import help_page
 from checklist.options import CommandOptions, flags
 from estimator.cli.help import WIDTH
-from flows.cluster_check.flow_help import check_help
+from flows.cluster_check.flow_options import check_help
 from flows.cluster_check.launch import FlowOptions
 
 

@@ -73,6 +73,20 @@ def test_an_unknown_command_ends_with_status_2(words: tuple[str, ...]) -> None:
     assert "Traceback" not in done.output
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("models", "--family"), "Option '--family' requires an argument."),
+        (("gpus", "--min-vram", "x"), "Invalid value for '--min-vram': 'x' is not a number."),
+        (("models", "llama", "qwen"), "Unexpected argument: qwen"),
+    ],
+)
+def test_an_invalid_command_line_is_answered_in_two_lines(words: tuple[str, ...], message: str) -> None:
+    done = run(*words)
+    assert done.exit_code == 2
+    assert done.output.splitlines() == [message, f"Run finetune {words[0]} --help for the options."]
+
+
 @pytest.mark.parametrize("level", [("--log-level", "warning"), ("--log-level=warning",)])
 def test_the_log_level_may_come_before_a_command_and_after_it(level: tuple[str, ...]) -> None:
     shown = run("gpus", "--min-vram", "100").output

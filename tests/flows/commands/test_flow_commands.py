@@ -116,6 +116,8 @@ def test_a_missing_settings_file_is_reported_with_similar_ones(
     ("arguments", "expected"),
     [
         (["run", "--with", "kuberntes"], "Unknown step decorator kuberntes"),
+        (["run", "--max-steps", "x"], "Try 'finetune run --help' for help."),
+        (["check", "--nodess", "2"], "Did you mean --nodes?"),
         (["flow", "resume"], "A previous run id was not found."),
         (["flow", "rejection", "rum"], "Try 'finetune flow rejection --help' for help."),
     ],

@@ -1,15 +1,16 @@
-"""Help of ``finetune check``, and of ``run`` of the checklist flow."""
+"""Command line of the checklist flow: help and options of its ``run``."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
+from typing import Any
 
 from checklist.option_help import help_page
 from estimator.cli.help import Line
+from estimator.names import check_options
 from flows.cluster_check.launch import FlowOptions
-from flows.commands.flow_commands import command_line, split_arguments
-from flows.commands.run_options import HELP, HELP_ALL, OF_METAFLOW
+from flows.commands import flow_main
+from flows.commands.run_options import OF_METAFLOW
 
 
 def check_help(command: str, *, everything: bool = False) -> str:
@@ -29,10 +30,15 @@ def check_help(command: str, *, everything: bool = False) -> str:
     )
 
 
-def print_requested_help(args: Sequence[str]) -> None:
-    """Print the help and exit if these arguments of the flow's file are ``run --help`` or ``--help-all``."""
-    _, run_options = split_arguments(args)
-    if run_options[:1] == ["run"] and HELP & set(run_options):
-        name = command_line(sys.argv[0], ["run"])
-        print(check_help(name, everything=HELP_ALL in run_options))
-        raise SystemExit(0)
+def run_checklist(flow: type[Any]) -> None:
+    """Run the command line of the checklist flow. Reports unknown options of ``run`` before Metaflow."""
+    flow_main.run_flow(
+        flow,
+        help_page=lambda name, everything: check_help(name, everything=everything),
+        translate=_checked,
+    )
+
+
+def _checked(args: Sequence[str], parameters: set[str], switches: set[str]) -> list[str]:
+    check_options(args, {*parameters, *switches})
+    return list(args)
