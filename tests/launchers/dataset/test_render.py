@@ -295,7 +295,8 @@ class TestMarks:
     @pytest.mark.parametrize(
         "name",
         [
-            *("qwen3", "qwen3_5_think", "glm4moe", "gptoss", "nemotron_3_nano", "lfm2_v2"),
+            *("qwen3", "qwen3_5_think", "qwen3_8", "glm4moe", "gptoss", "nemotron_3_nano"),
+            *("nemotron_3_5_lightning", "lfm2_v2", "deepseekv3", "qwen3_6", "muse_glimmer"),
         ],
     )
     def test_generation_marks_of_a_template_select_the_tokens_that_transformers_selects(
