@@ -1,0 +1,30 @@
+"""Count of the collectives and device reads of the code that runs in a context."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class Counting(TorchDispatchMode):
+    """Counts collectives by name, and scalars read from the device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func._schema.name
+        if name.startswith(("c10d::", "_c10d_functional::")) and "wait" not in name:
+            self.calls[name] += 1
+        # lengths of rows are whole numbers, and on the CPU
+        if name == "aten::_local_scalar_dense" and args[0].is_floating_point():
+            self.calls["fetched"] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def named(calls: Counter[str], part: str) -> int:
+    """Return the number of calls whose name contains ``part``."""
+    return sum(count for name, count in calls.items() if part in name)
