@@ -12,9 +12,9 @@ rank 0. The subclass overrides:
 ``train``                reports the phase and starts the clock
 ``_loss_step``           with an optimizer in the backward pass, gradients are those of the mean loss
 ``save_checkpoint``      adapters are merged shard by shard (``export``)
-``_setup_data``          batches are copied to the GPU ahead of their use; gradients of adapters are reduced in
-                         the last pass of a step; the recipes of DPO have no profiler, so that their data loader
-                         reports the end of a step
+``_setup_data``          batches are copied to the GPU ahead of their use, and gradients of adapters reduced
+                         once per step; the recipes of DPO have no profiler: the data loader reports the end
+                         of a step
 ``cleanup``              the process group ends even if the recipe created none
 
 The training loop, the model, the loss, the data loader and the final save of a whole model are the recipe's.
@@ -154,7 +154,7 @@ class Steps(_Recipe):
         return (*sampler, self._batches) if sampler else self._batches
 
     def _before_batch(self, number: int) -> None:
-        """Reduce the gradients of adapters in a step's last pass only; they are small enough to stay whole."""
+        """Reduce gradients of adapters in a step's last pass only; they are small enough to stay whole."""
         accumulation = self._job.plan.layout.accumulation
         if accumulation > 1 and self._job.plan.adapters and isinstance(self._model, FSDPModule):
             self._model.set_requires_gradient_sync(number % accumulation == 0)

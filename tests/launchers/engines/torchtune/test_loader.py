@@ -32,7 +32,8 @@ def dataset(tmp_path: Path) -> PreparedDataset:
 
 
 def collate(rows: list[Any]) -> dict[str, Any]:
-    return {"tokens": [torch.from_numpy(row["tokens"]) for row in rows][0], "mask": None}
+    (row,) = rows
+    return {"tokens": torch.from_numpy(row["tokens"]), "mask": None}
 
 
 def loader_of(dataset: PreparedDataset, device: Any = CPU, last: int = ROWS) -> DeviceLoader:
