@@ -46,10 +46,10 @@ class DeviceLoader:
         return len(self._loader)
 
     def __iter__(self) -> Iterator[Any]:
-        self._iterator, self._prepared, number = iter(self._loader), None, 0
-        self.prepare()
-        while self._prepared is not None:
-            (batch, samples, tokens), self._prepared = self._prepared, None
+        self._iterator, self._prepared = iter(self._loader), None
+        number = 0
+        while (prepared := self._take()) is not None:
+            batch, samples, tokens = prepared
             self._samples += samples
             self._tokens += tokens
             number += 1
@@ -57,7 +57,11 @@ class DeviceLoader:
             yield batch
             if self._is_last():
                 return
-            self.prepare()
+
+    def _take(self) -> tuple[Any, int, int] | None:
+        self.prepare()
+        prepared, self._prepared = self._prepared, None
+        return prepared
 
     def prepare(self) -> None:
         """Read the next batch and start its copy to the device, unless that has been done."""
