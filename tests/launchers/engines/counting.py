@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections import Counter
 from typing import Any
 
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from launchers import engines
+from launchers.gang.job import TrainJob
+from tests.launchers.engines import ranks
 
 
 class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -28,3 +34,17 @@ class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def named(calls: Counter[str], part: str) -> int:
     """Return the number of calls whose name contains ``part``."""
     return sum(count for name, count in calls.items() if part in name)
+
+
+def calls_of(job: TrainJob) -> Counter[str]:
+    """Train a job in its processes; return the counted calls of the first one."""
+    done = ranks.train([job], entry=f"{__name__}:{train.__name__}")
+    assert done.returncode == 0, done.stderr[-6000:]
+    return Counter(json.loads((job.work_dir / "calls-0.json").read_text()))
+
+
+def train(job: TrainJob) -> None:
+    """Train a rank and write its counted calls to the work folder."""
+    with Counting() as counting:
+        engines.get(job.plan.engine).train(job)
+    (job.work_dir / f"calls-{os.environ['RANK']}.json").write_text(json.dumps(counting.calls))
