@@ -59,7 +59,9 @@ def setup_from(options: SetupOptions, model: ModelSpec, gpus: int, gpu: Gpu | No
         precision = spec.precision_of(sharded=sharded)
     job = _job(options, model, seq_len, precision) if launched_here else None
     # Packing, Liger and compile are decided as in plans
-    decided = None if job is None else automatic.with_choices(job, options.device, precision)  # type: ignore[arg-type]
+    decided = None
+    if job is not None:
+        decided = automatic.with_choices(job, options.device, precision, sharding)  # type: ignore[arg-type]
     packed = engine.fixed_length if options.packing is None else options.packing
     if decided is not None:
         packed = bool(decided.packing) or TASKS[decided.task].images

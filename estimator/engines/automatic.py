@@ -8,7 +8,14 @@ from typing import Any, Literal, get_args
 from estimator.engines import fp16, liger, support, varlen
 from estimator.hardware import Gpu
 from estimator.job import Job
-from estimator.vocabulary import ENGINES, Device, LaunchedEngine, LaunchedPrecision
+from estimator.vocabulary import (
+    ENGINES,
+    SHARDINGS,
+    Device,
+    LaunchedEngine,
+    LaunchedPrecision,
+    Sharding,
+)
 
 Choice = Literal["packing", "liger", "compile"]
 CHOICES: tuple[Choice, ...] = get_args(Choice)
@@ -63,17 +70,20 @@ PROVEN = (
 FLOAT8 = "fp8 off: its speed was not measured here; --fp8 rowwise computes the blocks' products in float8"
 
 
-def with_choices(job: Job, device: Device, precision: LaunchedPrecision) -> Job:
+def with_choices(
+    job: Job, device: Device, precision: LaunchedPrecision, sharding: Sharding | None = None
+) -> Job:
     """Return the job with packing, liger and compile set to True or False.
 
-    Engine and method must not be "auto". ``precision``: that of the layout.
+    Engine and method must not be "auto". ``precision``, ``sharding``: those of the layout. While no sharding
+    is chosen (None), compile stays open if it depends on DeepSpeed's ZeRO stage.
     """
-    return _decide(job, device, precision)[0]
+    return _decide(job, device, precision, sharding)[0]
 
 
-def reason(job: Job, device: Device, precision: LaunchedPrecision) -> list[str]:
+def reason(job: Job, device: Device, precision: LaunchedPrecision, sharding: Sharding) -> list[str]:
     """Explain in one line what was decided for a job on GPUs, if anything was left open."""
-    objections = _decide(job, device, precision)[1]
+    objections = _decide(job, device, precision, sharding)[1]
     if not objections or device == "cpu":
         return []
     on = [choice for choice, objection in objections.items() if objection is None]
@@ -95,13 +105,20 @@ def float8_reason(job: Job, gpu: Gpu | None) -> list[str]:
     return [FLOAT8] if possible else []
 
 
-def _decide(job: Job, device: Device, precision: LaunchedPrecision) -> tuple[Job, dict[Choice, str | None]]:
+def _decide(
+    job: Job, device: Device, precision: LaunchedPrecision, sharding: Sharding | None
+) -> tuple[Job, dict[Choice, str | None]]:
     """Decide the open choices; return, for each of these, why it is off, or None."""
     objections = {}
+    planned = job
+    if ENGINES[job.engine].sharding_options == "zero" and job.zero_stage is None and sharding is not None:
+        planned = replace(job, zero_stage=SHARDINGS[sharding].zero_stage)
+    stage_open = ENGINES[job.engine].sharding_options == "zero" and planned.zero_stage is None
     for choice in CHOICES:
-        if getattr(job, choice) is None:
-            objections[choice] = _objection(choice, job, device, precision)
-            job = _with(job, choice, on=objections[choice] is None)
+        if getattr(job, choice) is None and not (choice == "compile" and stage_open and device == "cuda"):
+            objections[choice] = _objection(choice, planned, device, precision)
+            on = objections[choice] is None
+            job, planned = _with(job, choice, on=on), _with(planned, choice, on=on)
     return job, objections
 
 

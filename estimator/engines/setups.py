@@ -32,7 +32,7 @@ def _precision(job: Job, layout: Layout) -> Precision:
 
 def setup_of(job: Job, layout: Layout) -> Setup:
     """Return the training step of a job's engine in a layout."""
-    job = automatic.with_choices(job, layout.device, layout.precision)
+    job = automatic.with_choices(job, layout.device, layout.precision, layout.sharding)
     engine, task, method = ENGINES[job.engine], TASKS[job.task], METHODS[job.method]
     shared = SHARDINGS[layout.sharding].divides
     fixed_length = bool(job.packing) or engine.streams or task.images

@@ -335,10 +335,8 @@ def _loop(engine: str, job: Job, processes: int) -> str | None:
         return reason
     if job.liger and (reason := liger.unsupported(job)):
         return reason
-    if job.compile and spec.sharding_options == "zero" and job.zero_stage not in (0, 1, 2):
-        return (
-            "compile: with DeepSpeed it needs zero.stage 0, 1 or 2; hooks of ZeRO-3 run inside of the blocks"
-        )
+    if job.compile and job.zero_stage == 3:
+        return "compile: it needs zero.stage 0, 1, 2 or auto; hooks of ZeRO-3 run inside of the blocks"
     if job.new_tokens and (reason := trained_parts.new_tokens(model, job.method)):
         return reason
     if method.llama_adapter:

@@ -228,9 +228,10 @@ def gradient_bytes(setup: Setup, part: Part) -> int:
     if has_flat_gradients(setup):
         flat_elements = part.blocks if setup.adapters else part.parameters
         return flat_elements * size if setup.accumulation > 1 else share(flat_elements * size, setup.shard)
-    total = process_share(setup, part, trained * size, "gradients") + unreduced_embedding_gradient_bytes(
-        setup, part
-    )
+    total = process_share(setup, part, trained * size, "gradients")
+    if reduces_once(setup):
+        total = trained * size
+    total += unreduced_embedding_gradient_bytes(setup, part)
     if keeps_embedding_gradient(setup):
         total += part.embedding * size
     if accumulates_unreduced(setup):
@@ -280,6 +281,15 @@ def accumulates_unreduced(setup: Setup) -> bool:
     """Return whether FSDP accumulates unreduced gradients over a pipeline's micro batches."""
     accumulates = setup.pipeline > 1 and setup.accumulation > 1
     return accumulates and SHARDINGS[setup.sharding].fsdp and setup.shard > 1
+
+
+def reduces_once(setup: Setup) -> bool:
+    """Return whether gradients stay unsharded until a step's last micro batch: those of adapters under FSDP2.
+
+    launchers/engines/fsdp2/sharding.py, FsdpModel.backward; launchers/engines/torchtune/recipe.py.
+    """
+    sharded = SHARDINGS[setup.sharding].fsdp and setup.shard > 1
+    return sharded and setup.adapters and setup.accumulation > 1 and setup.engine in ("fsdp2", "torchtune")
 
 
 def has_flat_gradients(setup: Setup) -> bool:

@@ -33,10 +33,10 @@ def assemble(
 
     ``reasons`` and ``rejected``: lines for users; ``tokens``: of the complete job, for its hours and price.
     """
-    job = automatic.with_choices(job, candidate.layout.device, candidate.layout.precision)
-    setup = setup_of(job, candidate.layout)
-    request = for_training(job, target, candidate)
     layout, place = candidate.layout, candidate.place
+    job = automatic.with_choices(job, layout.device, layout.precision, layout.sharding)
+    setup = setup_of(job, layout)
+    request = for_training(job, target, candidate)
     peak = None
     if candidate.gpu is not None:
         peak = candidate.gpu.peak_flops(product_type(layout.precision))

@@ -177,12 +177,17 @@ def _replicas(job: Job, nodes: int, world: int) -> list[int]:
 
 
 def _shardings(job: Job, world: int) -> tuple[Sharding, ...]:
-    """List the shardings to try: the engine's for that many processes, or the one that the job requests."""
+    """List the shardings to try: the engine's for that many processes, or the one that the job requests.
+
+    Blocks that are compiled at the user's request exclude ZeRO-3.
+    """
     supported = ENGINES[job.engine].shardings
     if job.zero_stage is not None:
         return (supported[job.zero_stage],)
+    if job.compile:
+        supported = tuple(kind for kind in supported if kind != "zero3")
     if ENGINES[job.engine].sharding_options == "zero" and job.offload == "cpu":
-        return ("zero2",) if world == 1 else ("zero2", "zero3")
+        return ("zero2",) if world == 1 else tuple(kind for kind in supported if kind in ("zero2", "zero3"))
     if world == 1 and job.engine == "fsdp2" and not job.adapters and not TASKS[job.task].images:
         return ("none", "fsdp")  # fully_shard keeps no 16-bit copies of all weights
     if world == 1:

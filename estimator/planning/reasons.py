@@ -35,7 +35,7 @@ def of_layout(search: Search, candidate: Candidate) -> list[str]:
         *_parallelism(job, layout),
         _micro_batch(search, candidate),
         _checkpointing(search, candidate),
-        *automatic.reason(search.requested, layout.device, layout.precision),
+        *automatic.reason(search.requested, layout.device, layout.precision, layout.sharding),
         *automatic.float8_reason(job, candidate.gpu),
         *_document_separation(job, candidate),
         *_varying_lengths(job, candidate),

@@ -76,7 +76,8 @@ def _explicit_choices(plan: Plan, job: Job) -> Iterator[tuple[str, object]]:
         default = replace(default, packing=False)  # the command names the batch, in rows
     layout = plan.layout
     decided, default = (
-        automatic.with_choices(each, layout.device, layout.precision) for each in (decided, default)
+        automatic.with_choices(each, layout.device, layout.precision, layout.sharding)
+        for each in (decided, default)
     )
     for choice in automatic.CHOICES:
         if getattr(decided, choice) != getattr(default, choice):

@@ -12,7 +12,9 @@ rank 0. The subclass overrides:
 ``train``                reports the phase and starts the clock
 ``_loss_step``           with an optimizer in the backward pass, gradients are those of the mean loss
 ``save_checkpoint``      adapters are merged shard by shard (``export``)
-``_setup_data``          the recipes of DPO have no profiler: the data loader reports the end of a step
+``_setup_data``          batches are copied to the GPU ahead of their use, and gradients of adapters reduced
+                         once per step; the recipes of DPO have no profiler: the data loader reports the end
+                         of a step
 ``cleanup``              the process group ends even if the recipe created none
 
 The training loop, the model, the loss, the data loader and the final save of a whole model are the recipe's.
@@ -26,7 +28,7 @@ import importlib.util
 import math
 import resource
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -35,6 +37,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from omegaconf import OmegaConf
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from estimator.exact.torchtune_imports import torchtune_imports
@@ -55,6 +58,7 @@ with torchtune_imports():
     from torchtune.modules.peft import get_lora_module_names
 
     from launchers.engines.torchtune import export as torchtune_export
+    from launchers.engines.torchtune.loader import DeviceLoader, document_ids_copied_without_waiting
 
 RECIPES = {
     "full_finetune_single_device": "FullFinetuneRecipeSingleDevice",
@@ -80,7 +84,6 @@ if TYPE_CHECKING:
         _optimizer_in_bwd: bool
         _optim_ckpt_wrapper: Any
         _loss_fn: Any
-        _dataloader: Any
         _metric_logger: Any
         _checkpointer: Any
         _dtype: torch.dtype
@@ -140,6 +143,24 @@ class Steps(_Recipe):
         self._clock = StepClock(self._device.type == "cuda", self._window.phase)
         self._clock.watch(self._model, self._optimizers)
         self._waiting = Waiting(self._device)
+        self._model.register_forward_hook(lambda *_: self._batches.prepare())
+
+    def _setup_data(self, *arguments: Any, **options: Any) -> Any:
+        loaded = super()._setup_data(*arguments, **options)
+        *sampler, loader = loaded if isinstance(loaded, tuple) else (loaded,)  # a sampler from DPO's recipes
+        self._batches = DeviceLoader(
+            loader, self._device, before=self._before_batch, is_last=self._is_last_batch
+        )
+        return (*sampler, self._batches) if sampler else self._batches
+
+    def _before_batch(self, number: int) -> None:
+        """Reduce gradients of adapters in a step's last pass only; they are small enough to stay whole."""
+        accumulation = self._job.plan.layout.accumulation
+        if accumulation > 1 and self._job.plan.adapters and isinstance(self._model, FSDPModule):
+            self._model.set_requires_gradient_sync(number % accumulation == 0)
+
+    def _is_last_batch(self) -> bool:
+        return False  # the recipe ends by itself
 
     @property
     def _optimizers(self) -> list[torch.optim.Optimizer]:
@@ -219,7 +240,7 @@ class Steps(_Recipe):
         self._clock.restart()
 
     def _report(self, step: int) -> None:
-        samples, tokens = self._dataloader.dataset.take_counts()
+        samples, tokens = self._batches.take_counts()
         figures = self._figures(step)
         times = self._clock.read()
         self._window.end()
@@ -309,19 +330,19 @@ class PairSteps(Steps):
     """Steps of the DPO recipes, which neither clip gradients nor call a profiler."""
 
     def setup(self, cfg: Any) -> None:
-        self._grad_norm: float | None = None
+        self._grad_norm = torch.zeros(())
         super().setup(cfg)
         self._optimizer.register_step_pre_hook(self._clip)
 
-    def _setup_data(self, *arguments: Any, **options: Any) -> Any:
-        sampler, loader = super()._setup_data(*arguments, **options)
-        return sampler, _CallbackLoader(loader, self._after_batch, lambda: self._is_finished)
+    def _is_last_batch(self) -> bool:
+        self._after_batch()
+        return self._is_finished
 
     def _clip(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         limit = self._job.settings.clip_grad_norm or math.inf
         norm = torch.nn.utils.clip_grad_norm_(parameters, limit)
-        self._grad_norm = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+        self._grad_norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
 
     def _figures(self, step: int) -> _Figures:  # noqa: ARG002
         """Return means over the pairs of all ranks; 0.6.1 logs the sum of the ranks' losses."""
@@ -329,28 +350,11 @@ class PairSteps(Steps):
         if dist.is_initialized():
             dist.all_reduce(sums)
         _, loss, *metrics = (sums / sums[0]).tolist()
+        grad_norm = float(self._grad_norm)
         if self._env.rank != 0:
-            return _Figures(loss=None, grad_norm=self._grad_norm)
+            return _Figures(loss=None, grad_norm=grad_norm)
         names = self._loss_fn.metrics
-        return _Figures(loss=loss, grad_norm=self._grad_norm, metrics=dict(zip(names, metrics, strict=True)))
-
-
-class _CallbackLoader:
-    """Data loader that calls ``after_batch`` after each batch, and ends once the run is finished."""
-
-    def __init__(self, loader: Any, after_batch: Callable[[], None], is_finished: Callable[[], bool]) -> None:
-        self._loader, self._after_batch, self._is_finished = loader, after_batch, is_finished
-        self.dataset = loader.dataset
-
-    def __len__(self) -> int:
-        return len(self._loader)
-
-    def __iter__(self) -> Iterator[Any]:
-        for batch in self._loader:
-            yield batch
-            self._after_batch()
-            if self._is_finished():
-                return
+        return _Figures(loss=loss, grad_norm=grad_norm, metrics=dict(zip(names, metrics, strict=True)))
 
 
 class _CallbackProfiler:
@@ -409,7 +413,8 @@ def run(job: TrainJob, env: RankEnv, reporter: RankReporter, name: str, values: 
         recipe = steps(OmegaConf.create(values), job, env, reporter)
         reporter.started(device=_device_name(recipe._device), backend=_backend(), engine="torchtune")
         recipe.setup(cfg=OmegaConf.create(values))
-        recipe.train()
+        with document_ids_copied_without_waiting(recipe._device):
+            recipe.train()
         recipe.cleanup()
     reporter.phase("done", recipe.global_step)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,10 @@ class _Trainer(GRPOTrainer):  # type: ignore[misc,unused-ignore]
             callbacks=[_Listener(job, env, reporter, Waiting(device))],
         )
         self.remove_callback(PrinterCallback)
+        if (
+            env.world_size == 1
+        ):  # accelerate wraps models for training in DDP, also in one process of torchrun
+            self.accelerator.prepare_model = partial(self.accelerator.prepare_model, evaluation_mode=True)
         self._window = Profiler(job, env, reporter, self.model)
         self.add_callback(_Watch(self._window))
 

@@ -11,6 +11,7 @@ import pytest
 import tests
 from estimator import Job, Target, plan
 from estimator.engines.automatic import CHOICES, FLOAT8, PROVEN, with_choices
+from estimator.errors import UserError
 from estimator.models import find
 from estimator.planning.run_command import run_command
 
@@ -19,8 +20,8 @@ JOB = Job(model=find("llama-8b"), method="lora", engine="fsdp2", global_batch_si
 ONE = Target(kind="catalogue", nodes=1, gpus=1, gpu="H100 SXM")
 
 
-def on(job: Job, device: Any = "cuda", precision: Any = "bf16") -> set[str]:
-    made = with_choices(job, device, precision)
+def on(job: Job, device: Any = "cuda", precision: Any = "bf16", sharding: Any = "zero3") -> set[str]:
+    made = with_choices(job, device, precision, sharding)
     assert all(isinstance(getattr(made, choice), bool) for choice in CHOICES)
     return {choice for choice in CHOICES if getattr(made, choice)}
 
@@ -46,6 +47,27 @@ def test_accelerations_are_on_for_tested_engines_and_families_and_off_on_cpus(
 ) -> None:
     assert on(replace(JOB, **fields)) == expected
     assert on(replace(JOB, **fields), "cpu") == set()
+
+
+def test_deepspeed_compiles_where_the_plan_chooses_a_stage_that_leaves_weights_whole() -> None:
+    job = replace(JOB, engine="deepspeed")
+    assert with_choices(job, "cuda", "bf16-mixed").compile is None, "the stage is not chosen yet"
+    for sharding, compiled in (("zero0", True), ("zero1", True), ("zero2", True), ("zero3", False)):
+        assert ("compile" in on(job, sharding=sharding)) == compiled
+    alone = plan(job, ONE)
+    assert (alone.layout.sharding, alone.compile) == ("zero0", True)
+    assert any(line.startswith("automatic: packing, liger, compile on") for line in alone.why)
+    large = plan(replace(job, model=find("llama-70b"), method="full"), replace(ONE, nodes=2, gpus=8))
+    assert (large.layout.sharding, large.compile) == ("zero3", False)
+    assert any("compile off (it needs zero.stage 0, 1, 2 or auto" in line for line in large.why)
+
+
+def test_compilation_set_by_the_user_excludes_zero3() -> None:
+    job = replace(JOB, engine="deepspeed", compile=True, model=find("llama-70b"), method="full")
+    sixteen = replace(ONE, nodes=2, gpus=8)
+    assert plan(replace(job, compile=False), sixteen).layout.sharding == "zero3"
+    with pytest.raises(UserError, match="does not fit"):
+        plan(job, sixteen)
 
 
 @pytest.mark.parametrize("choice", CHOICES)

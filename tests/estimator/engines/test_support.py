@@ -48,7 +48,7 @@ def test_engine_auto_is_the_first_engine_that_supports_model_and_method() -> Non
         ("llama-8b", {"method": "adapter-v2"}, "deepspeed"),
         ("llama-8b", {"method": "lora", "rslora": True}, "deepspeed"),
         ("llama-8b", {"fp8": "tensorwise"}, "fsdp2"),
-        ("qwen3-8b", {"compile": True}, "fsdp2"),
+        ("qwen3-8b", {"compile": True}, "deepspeed"),
         ("llama-8b", {"recompute": "selective"}, "deepspeed"),
         ("llama-8b", {"recompute_every": 2}, "deepspeed"),
         ("llama-8b", {"rslora": True}, "torchtune"),  # no adapters, nothing to scale

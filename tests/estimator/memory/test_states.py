@@ -88,6 +88,17 @@ def test_fsdp1_keeps_unsharded_gradients_of_frozen_weights_during_accumulation()
     assert memory.states(lora)["gradients"] / GIB == pytest.approx(6.03, abs=0.1)
 
 
+@pytest.mark.parametrize(("engine", "size"), [("fsdp2", 4), ("torchtune", 2)])
+def test_gradients_of_adapters_stay_unsharded_during_accumulation(engine: Any, size: int) -> None:
+    precision: Any = "bf16-mixed" if engine == "fsdp2" else "bf16"
+    lora = step(engine=engine, method="lora", precision=precision, sharding="fsdp", shard=8)
+    several = replace(lora, accumulation=4)
+    assert memory.states(several)["gradients"] == size * lora.trainable_parameters
+    assert memory.states(lora)["gradients"] == memory.states(several)["gradients"] // 8
+    full = replace(lora, method="full")
+    assert memory.states(replace(full, accumulation=4))["gradients"] == memory.states(full)["gradients"]
+
+
 def test_paged_states_take_no_gpu_memory_and_8_bit_states_a_quarter() -> None:
     full = memory.states(step(precision="fp32"))["optimizer"]
     assert memory.states(step(precision="fp32", optimizer="paged-adamw8bit"))["optimizer"] == 0

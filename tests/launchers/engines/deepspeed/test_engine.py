@@ -38,8 +38,9 @@ def test_qlora_of_experts_is_refused_with_the_reason() -> None:
     assert "experts in one tensor" in clause
 
 
-def test_offload_without_zero_and_compilation_are_refused_and_every_stage_is_supported() -> None:
-    assert refusal(compile=True) is not None
+def test_offload_without_zero_and_compiled_zero3_are_refused_and_every_stage_is_supported() -> None:
+    assert refusal(compile=True) is None
+    assert refusal(compile=True, zero={"stage": 3}) is not None
     assert refusal(zero={"stage": 0, "offload": "cpu"}) is not None
     for stage, method in itertools.product(("auto", 0, 1, 2, 3), ("full", "lora", "qlora")):
         assert refusal(method=method, zero={"stage": stage}) is None

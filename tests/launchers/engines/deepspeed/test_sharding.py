@@ -12,6 +12,7 @@ import pytest
 
 from launchers.gang.job import TrainJob
 from launchers.report import telemetry
+from tests.launchers.engines import counting
 from tests.launchers.engines.loop import runs
 
 pytestmark = pytest.mark.slow
@@ -85,6 +86,26 @@ def test_packing_and_accumulation_do_not_change_the_loss(tmp_path: Path, plain: 
     expected = pytest.approx(runs.losses(runs.steps(plain)), rel=1e-5)
     assert runs.losses(runs.run(together)) == expected
     assert runs.losses(runs.run(accumulated)) == expected
+
+
+@pytest.mark.parametrize(("sharding", "reduced_in_each_pass"), [("zero1", False), ("zero2", True)])
+def test_zero1_reduces_gradients_in_the_last_pass_of_a_step_and_zero2_in_each(
+    tmp_path: Path, model: Path, data: Path, sharding: str, reduced_in_each_pass: bool
+) -> None:
+    def reduced(accumulation: int) -> int:
+        job = runs.make_job(
+            tmp_path / str(accumulation),
+            model,
+            data,
+            steps=STEPS,
+            micro=2 // accumulation,
+            accumulation=accumulation,
+            sharding=sharding,
+        )
+        return counting.named(counting.calls_of(job), "allreduce")
+
+    more = reduced(2) - reduced(1)
+    assert more == (STEPS if reduced_in_each_pass else 0)
 
 
 def test_a_run_resumes_on_another_number_of_processes(tmp_path: Path, plain: TrainJob) -> None:

@@ -29,17 +29,18 @@ def train_with_traced_blocks(job: TrainJob) -> None:
 
 
 @pytest.mark.parametrize(
-    ("stage", "method", "checkpointing"),
+    ("stage", "method", "checkpointing", "world"),
     [
-        (2, "full", True),
+        (2, "full", True, 2),
+        (0, "full", False, 1),  # what a plan for one GPU has
         *(
             pytest.param(*cell, marks=pytest.mark.nightly)
-            for cell in ((0, "full", False), (1, "lora", True), (2, "qlora", True))
+            for cell in ((0, "full", False, 2), (1, "lora", True, 2), (2, "qlora", True, 2))
         ),
     ],
 )
 def test_compiled_blocks_have_the_losses_of_eager_ones(
-    tmp_path: Path, model: Path, stage: int, method: str, checkpointing: bool
+    tmp_path: Path, model: Path, stage: int, method: str, checkpointing: bool, world: int
 ) -> None:
     documents = runs.documents(8)
     rows = [runs.joined(documents[i : i + 2]) for i in range(0, 8, 2)]
@@ -51,8 +52,10 @@ def test_compiled_blocks_have_the_losses_of_eager_ones(
             model,
             data,
             steps=STEPS,
+            world=world,
             micro=1,
-            accumulation=2,
+            accumulation=4 // world,
+            precision="fp32" if world > 1 else "bf16-mixed",
             sharding=f"zero{stage}",
             activation_checkpointing=checkpointing,
             settings={"method": method, "compile": compiled},

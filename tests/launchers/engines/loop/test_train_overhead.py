@@ -14,7 +14,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from launchers.dataset.prepared import Prepared
 from launchers.engines.fsdp2.sharding import FullyShard
@@ -25,6 +24,7 @@ from launchers.engines.loop.tasks import text_task_of
 from launchers.engines.profiling import Profiler
 from launchers.engines.waiting import Waiting
 from launchers.gang.rank import RankEnv, RankReporter
+from tests.launchers.engines.counting import Counting, named
 from tests.launchers.engines.loop import runs
 
 CPU = torch.device("cpu")
@@ -38,23 +38,6 @@ def _two() -> Iterator[None]:
     dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
     yield
     dist.destroy_process_group()
-
-
-class Counting(TorchDispatchMode):
-    """Counts collectives by name, and scalars read from the device."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: Counter[str] = Counter()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func._schema.name
-        if name.startswith(("c10d::", "_c10d_functional::")) and "wait" not in name:
-            self.calls[name] += 1
-        # lengths of rows are whole numbers, and on the CPU
-        if name == "aten::_local_scalar_dense" and args[0].is_floating_point():
-            self.calls["fetched"] += 1
-        return func(*args, **(kwargs or {}))
 
 
 def of_a_step(
@@ -114,10 +97,6 @@ def test_loss_and_metrics_are_reduced_once_per_step_and_copied_together_with_the
     assert named(one, "scatter") > 0
     # gradients of adapters are kept whole until the last micro batch, those of a whole model are not
     assert named(four, "scatter") == named(one, "scatter") * (1 if method == "lora" else 4)
-
-
-def named(calls: Counter[str], part: str) -> int:
-    return sum(count for name, count in calls.items() if part in name)
 
 
 class _Idle:

@@ -21,7 +21,7 @@ from launchers.engines.torchtune.engine import Torchtune
 from launchers.gang.job import TrainJob
 from launchers.models import tiny_llama
 from launchers.report.telemetry import DistInfo, Follower, Memory, Phase, Step
-from tests.launchers.engines import ranks
+from tests.launchers.engines import counting, ranks
 from tests.launchers.engines.loop import runs
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -123,6 +123,22 @@ def test_dropout_resumes_from_its_saved_random_state(tmp_path: Path, model: Path
         (step.step, step.loss, step.lr, step.grad_norm) for step in full_run
     ]
     assert [path.name for path in job.checkpoints_dir.iterdir()] == ["step-00000003"]  # none after the last
+
+
+@pytest.mark.parametrize(("method", "times"), [("lora", 1), ("full", 4)])
+def test_gradients_of_adapters_are_reduced_in_the_last_pass_of_a_step_and_those_of_all_weights_in_each(
+    tmp_path: Path, model: Path, method: str, times: int
+) -> None:
+    data = runs.make_data(tmp_path / "data", runs.documents(16), batch=8, steps=2)
+
+    def reduced(accumulation: int) -> int:
+        options = {"micro": 4 // accumulation, "accumulation": accumulation, "settings": {"method": method}}
+        job = job_of(tmp_path / str(accumulation), model, data, steps=2, world=2, **options)
+        return counting.named(counting.calls_of(job), "reduce_scatter")
+
+    in_one_pass = reduced(1)
+    assert in_one_pass > 0
+    assert reduced(4) == times * in_one_pass
 
 
 @pytest.mark.parametrize("world", [pytest.param(1, marks=pytest.mark.nightly), 2])

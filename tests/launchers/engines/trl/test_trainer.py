@@ -6,10 +6,17 @@ That a run goes on from its checkpoint and what it leaves loads: tests/launchers
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
 
+from launchers.gang.job import TrainJob
 from launchers.report.telemetry import Step
 from tests.launchers.engines import ranks
 from tests.launchers.engines.loop import runs
@@ -53,6 +60,56 @@ def test_both_processes_of_a_node_report_their_steps(place: Path) -> None:
     assert {"kl", "reward_std", "answer_tokens"} <= set(first[-1].metrics or {})
     assert {step.loss for step in second} == {None}
     assert all(step.samples == toy.ANSWERS // 2 for step in [*first, *second])
+
+
+def train_counted(job: TrainJob) -> None:
+    """Train and write how often DDP reduced a bucket of gradients, and the optimizer's ``fused``."""
+    from launchers.engines.trl import trainer
+
+    reduced: list[int] = []
+
+    def reduce(bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        reduced.append(bucket.index())
+        return allreduce_hook(dist.group.WORLD, bucket)
+
+    class Counted(DistributedDataParallel):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            self.register_comm_hook(None, lambda _, bucket: reduce(bucket))  # torch reads annotations
+
+    torch.nn.parallel.DistributedDataParallel = Counted  # type: ignore[misc]
+    built = trainer.optimizer.build
+    fused: list[bool] = []
+
+    def build(*arguments: Any) -> list[torch.optim.Optimizer]:
+        optimizers = built(*arguments)
+        fused.extend(optimizer.defaults["fused"] for optimizer in optimizers)
+        return optimizers
+
+    trainer.optimizer.build = build
+    trainer.train(job)
+    (job.work_dir / "counted.json").write_text(json.dumps({"reduced": len(reduced), "fused": fused}))
+
+
+def test_one_process_has_no_wrapper_and_two_reduce_gradients_in_the_last_pass_of_a_step(place: Path) -> None:
+    def reduced(world: int, accumulation: int) -> int:
+        job = toy.job(place, f"counted-{world}-{accumulation}", "full", world=world, steps=2)
+        layout = dataclasses.replace(
+            job.plan.layout,
+            accumulation=accumulation,
+            micro_batch_size=toy.ANSWERS // world // accumulation,
+        )
+        job = dataclasses.replace(job, plan=dataclasses.replace(job.plan, layout=layout))
+        done = ranks.train([job], entry=f"{__name__}:{train_counted.__name__}")
+        assert done.returncode == 0, done.stderr[-6000:]
+        counted = runs.read_json(job.work_dir / "counted.json")
+        assert counted["fused"] == [True]
+        return int(counted["reduced"])
+
+    assert reduced(1, 2) == 0
+    in_one_pass = reduced(2, 1)
+    assert in_one_pass >= 2
+    assert reduced(2, 4) == in_one_pass
 
 
 def test_a_reward_that_is_not_a_number_ends_the_run_with_the_line_of_the_users_code(place: Path) -> None:
