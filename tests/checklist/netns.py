@@ -372,9 +372,7 @@ class Bed:
         for group in (group for groups in self._cgroups.values() for group in groups):
             with contextlib.suppress(OSError):
                 group.rmdir()
-        commands: list[Sequence[str]] = [
-            ("ip", "link", "del", self.wire(host)) for host in range(self.hosts)
-        ]
+        commands: list[Sequence[str]] = [("ip", "link", "del", self.wire(host)) for host in range(self.hosts)]
         commands += [("ip", "netns", "del", self.name(host)) for host in range(self.hosts)]
         commands += [("ip", "link", "del", f"cku{self._id}a")]
         commands += [("ip", "link", "del", bridge) for bridge in (self._bridge, self._second_bridge)]
