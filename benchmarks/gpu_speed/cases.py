@@ -16,6 +16,12 @@ from launchers.settings import Settings, build
 Method = Literal["lora", "full", "qlora"]
 FLOAT8 = "fsdp2 fp8"  # with fp8: rowwise, for methods without a quantized base
 EAGER = "fsdp2 eager"  # without torch.compile
+# With activation checkpointing: settings of section "recompute"
+RECOMPUTED: dict[str, dict[str, Any]] = {
+    "fsdp2 selective": {"what": "selective"},
+    "fsdp2 recomputed": {"what": "full"},
+    "fsdp2 half": {"what": "full", "every": 2},
+}
 OURS = ("fsdp2", FLOAT8, "torchtune", "deepspeed")
 TRANSFORMERS, TRL, TUNE = "transformers Trainer", "TRL SFTTrainer", "torchtune CLI"
 PEERS = (TRANSFORMERS, TRL, TUNE)
@@ -83,7 +89,7 @@ class Run:
     """One case with one engine of this package or one peer."""
 
     case: Case
-    engine: str  # of OURS or PEERS
+    engine: str  # of OURS, PEERS or RECOMPUTED, or EAGER
 
     @property
     def name(self) -> str:
@@ -144,8 +150,9 @@ def settings_of(run: Run, scale: Scale, model_dir: Path, dataset: Path, profile:
         "resources": {"device": scale.device, "nodes": 1, "gpus": 1},
         "profile": {"steps": profile},
     }
-    if scale.one_sequence:
+    if scale.one_sequence or run.engine in RECOMPUTED:
         values["activation_checkpointing"] = True
+        values["recompute"] = RECOMPUTED.get(run.engine, {})
     if run.case.task == "grpo":
         values["rl"] = {"reward": "benchmarks.gpu_speed.rewards:length", "group_size": micro}
     if scale.device == "cuda":

@@ -11,6 +11,7 @@ from benchmarks.gpu_speed.cases import (
     EAGER,
     ON_GPU,
     OURS,
+    RECOMPUTED,
     TINY,
     Case,
     Run,
@@ -81,6 +82,14 @@ def small(scale: Scale, _target: Target) -> Suite:
     return Suite(title="Small models, one micro batch per step,", scale=scale, runs=runs)
 
 
+def recompute(scale: Scale, _target: Target) -> Suite:
+    """Selective, full and half activation checkpointing on the largest model."""
+    scale = replace(scale, models=scale.models[:1], seq_lens=scale.seq_lens[:1])
+    cases = [Case(model=scale.models[0], method=method, seq_len=scale.seq_lens[0]) for method in METHODS]
+    runs = tuple(Run(case=case, engine=engine) for case in cases for engine in RECOMPUTED)
+    return Suite(title="Activation checkpointing", scale=scale, runs=runs)
+
+
 def tasks(scale: Scale, _target: Target) -> Suite:
     """Preference tasks, reward models and GRPO with LoRA on a 1B model."""
     if scale is not TINY:
@@ -136,6 +145,7 @@ def longest_planned(model: str, method: LaunchedMethod, scale: Scale, target: Ta
 SUITES: Mapping[str, Callable[[Scale, Target], Suite]] = {
     "speed": speed,
     "small": small,
+    "recompute": recompute,
     "tasks": tasks,
     "longest": longest,
 }

@@ -130,14 +130,14 @@ def run(order: Order) -> Outcome:
     start = time.monotonic()
     outcome = Outcome(ended="refused")
     try:
-        job = _prepare(order)
+        job = prepare(order)
         outcome = _train(job, order)
     except UserError as error:
         outcome = dataclasses.replace(outcome, ended="refused", message=_one_line(error.problem))
     return dataclasses.replace(outcome, seconds=time.monotonic() - start, limit_bytes=order.limit_bytes)
 
 
-def _prepare(order: Order) -> TrainJob:
+def prepare(order: Order) -> TrainJob:
     settings = Settings.model_validate(order.settings)
     target = Target(machine=detect(order.folder))
     planned = preparation.plan_run(settings, target, calibrated=False, choose=cases.plan_anyway)

@@ -17,6 +17,7 @@ from estimator.hardware.catalogue import Gpu
 from estimator.memory.generation import grpo_batch
 from estimator.models import DiffusionSpec
 from estimator.setup import Setup
+from estimator.throughput import launches
 from estimator.throughput.communication import (
     Links,
     MeasuredBandwidth,
@@ -49,12 +50,6 @@ flops_per_token = model_flops_per_token
 HOST_ADAM = 3.4e9
 # Bytes a second between GPU and host: 80 % of one direction of PCIe x16, 31.5 GB/s in version 4.0, 63 in 5.0
 HOST_LINK = {"Hopper": 50e9, "Blackwell": 50e9, "Blackwell Ultra": 50e9, "*": 25e9}
-
-# Operators outside the blocks (embedding, last norm, head, loss) and of an optimizer's step (clipping, fused
-# AdamW) that launch kernels, over those of a block: 52 and 23 over 122, counted by a TorchDispatchMode in
-# transformers' eager Llama (5.23, torch 2.13). A block takes 1.1 ms by the fit, 9 us an operator; the driver
-# alone takes 4 to 6 us for a launch (https://susun-blog.com/blog/pegainfer-3-cuda-graph).
-LAUNCHED_OUTSIDE, LAUNCHED_BY_OPTIMIZER = 52 / 122, 23 / 122
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -198,6 +193,7 @@ def speed(
         return Speed(None, generated.basis)
     tokens = setup.sequences * setup.seq_len * setup.data_parallel * setup.accumulation
     trained, generation = parts.total, (0.0, 0.0)  # seconds, of drawing at the fast and at the slow end
+    is_launch_bound = launch_seconds(setup, load, table) * setup.accumulation > parts.kernel_times.total
     if generated is not None and generated.seconds is not None:
         generation = generated.seconds
         parts = replace(parts, generation=math.sqrt(generation[0] * generation[1]))
@@ -207,6 +203,11 @@ def speed(
     prefix = "" if ("runs", gpu.architecture or "") in table.table else "unseen "
     low, high = table.get("range", f"{prefix}p2.5"), table.get("range", f"{prefix}p97.5")
     basis = _basis(setup, gpu, table, wires, parts)
+    slowest, fastest = 0.0, _least_seconds(setup, load, gpu)
+    if is_launch_bound:
+        basis += "; bound by the host's kernel launches, which was not measured on small models"
+        count = launches.of_step(setup, load.layers)
+        slowest, fastest = count * launches.SLOWEST_LAUNCH, max(fastest, count * launches.FASTEST_LAUNCH)
     if generated is not None:
         basis += f"; answers are drawn at the middle of a range: {generated.basis}"
     return Speed(
@@ -218,8 +219,8 @@ def speed(
         tokens_per_second_range=None
         if low is None or high is None
         else (
-            tokens / (trained / low + generation[1]),
-            tokens / (max(trained / high, _least_seconds(setup, load, gpu)) + generation[0]),
+            tokens / (max(trained / low, slowest) + generation[1]),
+            tokens / (max(trained / high, fastest) + generation[0]),
         ),
     )
 
@@ -246,8 +247,9 @@ def step(setup: Setup, load: Work, gpu: Gpu, times: Times, table: Efficiency) ->
     """Return the seconds of one optimizer step by part."""
     kind, power = kernels(setup), table.of("overlap")
     computing = kernel_seconds(setup, load, gpu, table)
-    launched, block = launch_seconds(setup, load, table), _block_launch(setup, table)
-    busy = max(_overlapped(computing.total, launched, power), launched + LAUNCHED_OUTSIDE * block)
+    launched = launch_seconds(setup, load, table)
+    outside, updating = _launch_seconds_outside(setup, table)
+    busy = max(_overlapped(computing.total, launched, power), launched + outside)
     exposed = times.tensor * table.of("exposed tensor", kind)
     exposed += times.expert * table.of("exposed expert", kind)
     copied = _copied_bytes(setup, load) / host_link(gpu)
@@ -259,7 +261,7 @@ def step(setup: Setup, load: Work, gpu: Gpu, times: Times, table: Efficiency) ->
         compute=compute,
         communication=micro * (setup.accumulation - 1) + last - compute,
         bubble=micro * (setup.pipeline - 1) / setup.virtual_stages,
-        optimizer=max(optimizer_seconds(setup, load, gpu, table), LAUNCHED_BY_OPTIMIZER * block),
+        optimizer=max(optimizer_seconds(setup, load, gpu, table), updating),
         kernel_times=computing.times(setup.accumulation),
         collectives=collective_seconds(setup, times),
     )
@@ -285,7 +287,7 @@ def kernel_seconds(setup: Setup, load: Work, gpu: Gpu, table: Efficiency) -> Ker
 
 
 def launch_seconds(setup: Setup, load: Work, table: Efficiency) -> float:
-    """Return the seconds in which the host launches one micro batch's kernels, the limit of small batches."""
+    """Return the seconds in which the host launches the blocks' kernels for one micro batch."""
     launch = _block_launch(setup, table)
     if setup.model.experts:
         launch += table.of("launch of experts", setup.engine)
@@ -293,12 +295,18 @@ def launch_seconds(setup: Setup, load: Work, table: Efficiency) -> float:
         launch += table.of("launch of adapters", setup.engine)
     if setup.tensor > 1:
         launch += table.of("launch of tensor", kernels(setup))
-    return load.layers * launch
+    return load.layers * launch * launches.fused_share(setup)
 
 
 def _block_launch(setup: Setup, table: Efficiency) -> float:
-    """Return the seconds in which the host launches one block's kernels, forward and backward."""
+    """Return the seconds in which the host launches one block's eager kernels, forward and backward."""
     return table.of("launch", f"{setup.engine} {setup.sharding}", setup.engine)
+
+
+def _launch_seconds_outside(setup: Setup, table: Efficiency) -> tuple[float, float]:
+    """Return the host's seconds for kernels outside of the blocks per micro batch, and of the optimizer."""
+    one_launch = _block_launch(setup, table) / launches.in_block("eager", adapters=False)
+    return launches.outside(setup) * one_launch, launches.of_optimizer(setup) * one_launch
 
 
 def optimizer_seconds(setup: Setup, load: Work, gpu: Gpu, table: Efficiency) -> float:

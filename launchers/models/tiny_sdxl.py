@@ -110,7 +110,7 @@ def _write(folder: Path, seed: int) -> None:
             f"{NAME} needs the `diffusers` package, which is not installed.",
             "With Python 3.11 or newer: pip install 'metaflow-finetune[diffusion]'",
         ) from None
-    tokenizer = _tokenizer()
+    tokenizer = build_tokenizer()
     ids = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
     text = CLIPTextConfig(**_TEXT, **ids, pad_token_id=tokenizer.pad_token_id, vocab_size=len(tokenizer))
     with torch.random.fork_rng(devices=[]):  # keeps torch's global random state
@@ -162,7 +162,7 @@ def _images() -> torch.Tensor:
     return torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2) / 127.5 - 1
 
 
-def _tokenizer() -> Any:
+def build_tokenizer() -> Any:
     """Build a CLIP tokenizer with a small vocabulary: all bytes, and words and word parts of the captions."""
     from tokenizers import (  # type: ignore[import-untyped,unused-ignore]
         Tokenizer,

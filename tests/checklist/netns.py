@@ -127,7 +127,7 @@ class Bed:
             raise
 
     def _add(self, host: int, rate: str) -> None:
-        name, wire = self.name(host), self._wire(host)
+        name, wire = self.name(host), self.wire(host)
         loopback = "::1" if self._ipv6 else "127.0.0.1"
         host_names = "".join(f"{self.address(other)} h{other}\n" for other in range(self.hosts))
         self.names(host, f"{loopback} localhost\n{host_names}")
@@ -152,7 +152,8 @@ class Bed:
     def ipv6_address(self, host: int) -> str:
         return f"fd77::{10 + host:x}"
 
-    def _wire(self, host: int) -> str:
+    def wire(self, host: int) -> str:
+        """Return the name of a host's end on the bridge."""
         return f"ckv{self._id}{host}"
 
     def names(self, host: int, hosts_file: str) -> None:
@@ -177,7 +178,7 @@ class Bed:
         if sends:
             self.on(host, "tc", "qdisc", "replace", "dev", "eth0", "root", "tbf", "rate", rate, *_BURST)
         if receives:
-            do("tc", "qdisc", "replace", "dev", self._wire(host), "root", "tbf", "rate", rate, *_BURST)
+            do("tc", "qdisc", "replace", "dev", self.wire(host), "root", "tbf", "rate", rate, *_BURST)
 
     def slow_link(self, a: int, b: int, rate: str, peers: str = RATE) -> None:
         """Limit the rate between two hosts only."""
@@ -230,7 +231,7 @@ class Bed:
 
     def flap(self, host: int, up_s: float, down_s: float) -> None:
         """Take the carrier of a host away and restore it, repeatedly."""
-        wire = self._wire(host)
+        wire = self.wire(host)
         turn = f"ip link set {wire} down && sleep {down_s} && ip link set {wire} up && sleep {up_s}"
         self._flapping.append(subprocess.Popen(["sh", "-c", f"sleep {up_s}; while {turn}; do :; done"]))
 
@@ -244,7 +245,7 @@ class Bed:
             do("ip", "link", "set", end, "master", bridge, "up")
             do("tc", "qdisc", "replace", "dev", end, "root", "tbf", "rate", rate, *_BURST)
         for host in range(at, self.hosts):
-            do("ip", "link", "set", self._wire(host), "master", self._second_bridge)
+            do("ip", "link", "set", self.wire(host), "master", self._second_bridge)
 
     def other_nic(self, host: int, name: str = "mgmt0") -> None:
         """Add an interface with an address that no other host can reach."""
@@ -371,9 +372,7 @@ class Bed:
         for group in (group for groups in self._cgroups.values() for group in groups):
             with contextlib.suppress(OSError):
                 group.rmdir()
-        commands: list[Sequence[str]] = [
-            ("ip", "link", "del", self._wire(host)) for host in range(self.hosts)
-        ]
+        commands: list[Sequence[str]] = [("ip", "link", "del", self.wire(host)) for host in range(self.hosts)]
         commands += [("ip", "netns", "del", self.name(host)) for host in range(self.hosts)]
         commands += [("ip", "link", "del", f"cku{self._id}a")]
         commands += [("ip", "link", "del", bridge) for bridge in (self._bridge, self._second_bridge)]

@@ -13,7 +13,7 @@ from benchmarks.gpu_speed.__main__ import main
 from benchmarks.gpu_speed.cases import ON_GPU, TINY, TRL, TUNE, Run
 from benchmarks.gpu_speed.page import Heading
 from benchmarks.gpu_speed.session import Results, Session
-from benchmarks.gpu_speed.suites import H100, longest, speed
+from benchmarks.gpu_speed.suites import H100, longest, recompute, speed
 from benchmarks.on_gpu import cases as memory_cases
 from benchmarks.on_gpu.one_run import Outcome
 from benchmarks.on_gpu.session import Clock
@@ -95,6 +95,7 @@ def test_finished_runs_are_read_back_and_not_repeated(tmp_path: Path) -> None:
         ("speed", "llama-3.1-8b lora 2048", ["fsdp2", *cases.PEERS, *cases.OURS[1:]]),
         ("small", "smollm2-135m lora", ["fsdp2", "fsdp2 eager", "deepspeed", "torchtune"]),
         ("tasks", "llama-3.2-1b", ["fsdp2"] * 4 + ["trl"]),
+        ("recompute", "llama-3.1-8b lora", list(cases.RECOMPUTED)),
     ],
 )
 def test_a_dry_run_lists_the_runs_on_any_machine(
@@ -113,6 +114,15 @@ def test_a_dry_run_lists_the_runs_on_any_machine(
     text = capsys.readouterr().out
     assert [line.rpartition(", ")[2] for line in text.splitlines() if line.startswith("  ")] == engines
     assert not list(tmp_path.iterdir())
+
+
+def test_recomputing_runs_differ_in_what_they_recompute(tmp_path: Path) -> None:
+    layouts = set()
+    for run in recompute(TINY, H100).runs:
+        settings = cases.settings_of(run, TINY, tmp_path, tmp_path / "rows.jsonl", None)
+        assert settings.activation_checkpointing is True
+        layouts.add((settings.recompute.what, settings.recompute.every))
+    assert layouts == {("selective", "auto"), ("full", "auto"), ("full", 2)}
 
 
 def test_the_longest_sequences_are_around_the_longest_that_fits() -> None:

@@ -13,8 +13,6 @@ from estimator.models import find
 from estimator.setup import Setup
 from estimator.throughput import (
     HOST_ADAM,
-    LAUNCHED_BY_OPTIMIZER,
-    LAUNCHED_OUTSIDE,
     kernel_seconds,
     launch_seconds,
     optimizer_seconds,
@@ -30,6 +28,7 @@ from estimator.throughput.communication import (
 from estimator.throughput.efficiency import Coefficient, Efficiency, best_product, published
 from estimator.throughput.flops import Work, weights_of
 from estimator.throughput.generation import balanced_sequences, generation_speed
+from estimator.throughput.launches import in_block, of_optimizer, outside
 
 LLAMA, MIXTRAL, DEEPSEEK = find("llama-8b"), find("mixtral-8x7b"), find("deepseek-v3")
 H100 = hardware.gpu("H100 SXM")
@@ -253,6 +252,7 @@ def test_a_tiny_step_is_bound_by_launches_in_and_outside_the_blocks() -> None:
     times = communication_seconds(setup, SLOW)
     assert times is not None
     found = step(setup, tiny, GPU, times, TABLE)
-    block = launch_seconds(setup, tiny, TABLE) / tiny.layers
-    assert found.compute == pytest.approx(block * (tiny.layers + LAUNCHED_OUTSIDE))
-    assert found.optimizer == pytest.approx(block * LAUNCHED_BY_OPTIMIZER)
+    one_launch = launch_seconds(setup, tiny, TABLE) / tiny.layers / in_block("eager", adapters=False)
+    blocks = tiny.layers * in_block("eager", adapters=False)
+    assert found.compute == pytest.approx((blocks + outside(setup)) * one_launch)
+    assert found.optimizer == pytest.approx(of_optimizer(setup) * one_launch)
