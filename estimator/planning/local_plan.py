@@ -10,6 +10,7 @@ from estimator.engines.support import refuse_gpu
 from estimator.errors import CannotFit, UserError
 from estimator.formatting import format_bytes, format_count, format_duration
 from estimator.hardware import Gpu
+from estimator.hardware.catalogue import most_driver_bytes
 from estimator.job import Job, Machine, Target
 from estimator.plan import Plan
 from estimator.planning import reasons
@@ -196,7 +197,8 @@ def _limits(gpus: tuple[tuple[str, int], ...]) -> tuple[str, int, Gpu | None]:
 
     name, _ = min(gpus, key=strength)
     found = {other: hardware.find_gpu_by_nvml_name(other) for other, _ in gpus}
-    sizes = [size - (gpu.driver_bytes if (gpu := found[other]) else 0) for other, size in gpus]
+    reserved = {other: gpu.driver_bytes if gpu is not None else None for other, gpu in found.items()}
+    sizes = [size - (reserved[other] or most_driver_bytes(size)) for other, size in gpus]
     return name, min(sizes), found[name]
 
 
