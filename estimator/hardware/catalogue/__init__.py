@@ -233,10 +233,10 @@ class Catalogue:
 
     def _no_gpu(self, name: str) -> UserError:
         spellings = {key: gpu.name for key, gpu in self._gpu_index.items()}
+        similar = did_you_mean(normalize(name), spellings, 4, shown=spellings)
         return UserError(
             f"There is no GPU {name!r} in the GPU table.",
-            did_you_mean(normalize(name), spellings, 4, shown=spellings)
-            or "`finetune gpus` lists them; --hardware FILE adds one.",
+            f"{similar} `finetune gpus` lists all; --hardware FILE adds one.".strip(),
         )
 
     def find_instance(self, name: str | None) -> Instance | None:
