@@ -37,10 +37,14 @@ def format_bytes(size: float | None) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """Format a duration in its natural unit: "4.2 s", "45 s", "90 min", "3.5 h"."""
+    """Format a duration in its natural unit: "4.2 s", "45 s", "90 min", "3.5 h", "46.3 days"."""
     if seconds < 120:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:,.1f} h"
+    hours = seconds / 3600
+    if hours < 1000:
+        return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{hours:,.1f} h"
+    days = hours / 24
+    return f"{days:,.1f} days" if days < 2 * 365 else f"{days / 365.25:,.1f} years"
 
 
 def format_clock(seconds: float) -> str:
@@ -51,8 +55,12 @@ def format_clock(seconds: float) -> str:
 
 
 def format_usd(amount: float | None) -> str:
-    """Format an amount in US dollars, with cents; "unknown" for None."""
-    return "unknown" if amount is None else f"${amount:,.2f}"
+    """Format an amount in US dollars, with cents or two significant digits; "unknown" for None."""
+    if amount is None:
+        return "unknown"
+    return (
+        f"${amount:,.2f}" if amount >= 0.01 or amount <= 0 else f"${float(f'{amount:.2g}'):.10f}".rstrip("0")
+    )
 
 
 def format_count(count: int, noun: str) -> str:

@@ -311,6 +311,26 @@ class Prediction:
     step_collectives: tuple[tuple[str, float], ...] = ()
     """Seconds of its collectives by kind, including overlapped ones: throughput.Parts.collectives."""
 
+    @property
+    def hours_range(self) -> tuple[float, float] | None:
+        """Hours at the fast and at the slow end of ``tokens_per_second_range``, with the same start-up."""
+        if self.hours is None or not self.tokens_per_second or self.tokens_per_second_range is None:
+            return None
+        start = self.start_up.hours if self.start_up is not None else 0.0
+        low, high = (
+            start + (self.hours - start) * self.tokens_per_second / rate
+            for rate in reversed(self.tokens_per_second_range)
+        )
+        return low, high
+
+    @property
+    def usd_range(self) -> tuple[float, float] | None:
+        """Price of the complete job over ``hours_range``."""
+        if self.hours_range is None or self.usd is None or not self.hours:
+            return None
+        low, high = (self.usd * hours / self.hours for hours in self.hours_range)
+        return low, high
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stage:

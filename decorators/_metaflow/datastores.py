@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from pathlib import Path
 from typing import Any
 
 from metaflow.system_context import system_context
@@ -26,6 +27,23 @@ def configured_storage() -> Any:
 
     kind = next(kind for kind in DATASTORES if kind.TYPE == DEFAULT_DATASTORE)
     return kind(kind.get_datastore_root_from_config(lambda *_, **__: None))
+
+
+def check_local_datastore() -> None:
+    """Raise UserError if Metaflow keeps data in a local folder that is not writable; Metaflow only fails."""
+    from metaflow.metaflow_config import DEFAULT_DATASTORE, DEFAULT_METADATA
+    from metaflow.plugins.datastores.local_storage import LocalStorage
+
+    if LocalStorage.TYPE not in (DEFAULT_DATASTORE, DEFAULT_METADATA):
+        return
+    root = LocalStorage.get_datastore_root_from_config(lambda *_, **__: None, create_on_absent=False)
+    folder = Path(root or LocalStorage.DATASTORE_DIR).absolute()
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    if not (existing.is_dir() and os.access(existing, os.W_OK)):
+        raise UserError(
+            f"{existing} is not writable: Metaflow keeps runs in {folder}.",
+            "Start in another folder, or choose one: export METAFLOW_DATASTORE_SYSROOT_LOCAL=FOLDER",
+        )
 
 
 def s3_client(*, brief: bool = False) -> tuple[Any, type[Exception]]:

@@ -14,7 +14,7 @@ from metaflow.parameters import flow_context
 from metaflow.system_context import ExecutionPhase, system_context
 
 from decorators._metaflow.causes import FailureCause, collect_cause
-from decorators._metaflow.datastores import limit_datastore
+from decorators._metaflow.datastores import check_local_datastore, limit_datastore
 from decorators._metaflow.signals import forward_signals_to_jobs, was_interrupted
 from decorators._metaflow.terminal import renew_steps
 from decorators._metaflow.users import ensure_user
@@ -143,6 +143,8 @@ def main(flow: type[Any], command_line: CommandLine | None = None) -> None:
     try:
         logs.setup()
         limit_datastore()
+        if launches:
+            check_local_datastore()
     except UserError as error:
         logs.show_traceback(error)
         print_line(error.problem)

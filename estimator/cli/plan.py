@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import textwrap
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from estimator.planning.goals import Goals
 
 _OF_ADAPTERS = ("lora_rank", "lora_targets", "lora_experts", "adapter_only", "trained_modules")
+LESS_BY = 3  # minimum ratio of prices per hour at which another method is mentioned
 _TRAINING, _WHERE, _OUTPUT = GROUPS[2:]
 _ADAPT, _STEP, _SHARD, _PLACE = (
     MORE + name for name in ("model and adapters", "training step", "sharding and parallelism", "hardware")
@@ -200,6 +201,7 @@ def plan(
             item.request.instance_type or "" for item in ranked.plans if item.prediction.price_source
         )
         command = _command(ranked.best, job, job_options.model, goal_options, goals)
+        hint = "" if as_json or as_csv else _cheaper_method(ranked.best, job, target, goals)
     if old:
         output.note(old)
     rows = [row_of(*item) for item in enumerate(ranked.plans, 1)]
@@ -214,8 +216,31 @@ def plan(
             for line in ranked.notes:
                 print(textwrap.fill(line, WIDTH))
             print(f"{render_summary(ranked.best, ranked.plans[1:])}\n\n{MORE}")
+        if hint:
+            print(f"\n{textwrap.fill(hint, WIDTH)}")
         if command is not None:
             output.console().print(f"\nTo run the first: {command}", markup=False, soft_wrap=True)
+
+
+def _cheaper_method(best: Plan, job: Job, target: Target, goals: Goals) -> str:
+    """Describe a plan with LoRA if full training was chosen and costs much more per hour; "" otherwise."""
+    from estimator.formatting import format_usd
+    from estimator.planning.planner import plans
+
+    full = best.prediction.usd_per_hour
+    if job.method != "auto" or best.method != "full" or full is None or goals.cluster is not None:
+        return ""
+    try:
+        lora = plans(replace(job, method="lora"), target, goals, 1).best
+    except UserError:
+        return ""
+    hourly, request = lora.prediction.usd_per_hour, lora.request
+    if hourly is None or hourly * LESS_BY > full or lora.planned_only is not None:
+        return ""
+    return (
+        f"With --method lora {request.nodes * request.gpus_per_node}x {request.gpu_type} "
+        f"({request.instance_type}) would do, at {format_usd(hourly)} per hour instead of {format_usd(full)}."
+    )
 
 
 def job_from(job_options: JobOptions) -> Job:

@@ -193,7 +193,9 @@ def _gpu_cells(gpu: Gpu) -> dict[str, str]:
         "vendor": gpu.vendor,
         "vram_GB": _cell(gpu.label_gb),
         "vram_reported_MiB": _cell(gpu.vram_bytes / MIB) if gpu.vram_reported else "",
-        "vram_cuda_GiB": _cell(gpu.usable_bytes / GIB) if gpu.driver_bytes else "",
+        "vram_cuda_GiB": _cell(gpu.usable_bytes / GIB)
+        if gpu.vram_reported and gpu.driver_bytes is not None
+        else "",
         "mem_bw_GBps": _cell(gpu.bandwidth_gbps),
         "interconnect": gpu.interconnect,
         "interconnect_GBps_bidir": _cell(gpu.interconnect_gbps),

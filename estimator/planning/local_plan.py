@@ -9,6 +9,8 @@ from estimator.engines.liger import refuse_cpu
 from estimator.engines.support import refuse_gpu
 from estimator.errors import CannotFit, UserError
 from estimator.formatting import format_bytes, format_count, format_duration
+from estimator.hardware import Gpu
+from estimator.hardware.catalogue import most_driver_bytes
 from estimator.job import Job, Machine, Target
 from estimator.plan import Plan
 from estimator.planning import reasons
@@ -132,30 +134,79 @@ def _on_gpus(job: Job, target: Target, machine: Machine, goals: Goals, evidence:
     counts = [target.gpus] if target.gpus else [n for n in range(max_gpus, 0, -1) if divides(job, nodes, n)]
     if not counts:
         raise indivisible_batch_error(job, nodes, f"{nodes} nodes")
-    gpus = machine.gpus[: target.nodes_per_machine * counts[0]]
-    name, capacity = gpus[0][0], min(size for _, size in gpus)
-    gpu = hardware.find_gpu_by_nvml_name(name)
-    capacity -= gpu.driver_bytes if gpu else 0
-    if gpu is not None:
-        refuse_gpu(job, gpu)
-    search = Search(job, precision_of(job, "cuda", gpu), "cuda", evidence, accepts_tight=target.tight)
-    candidate = search.best(nodes, counts[0], capacity, gpu)
-    if candidate is None:
-        shortage = search.smallest_shortage(f"{nodes * counts[0]}x {name}", nodes, counts[0], capacity, gpu)
+    options = []
+    for count in _distinct(counts, target, machine):
+        name, capacity, gpu = _limits(machine.gpus[: target.nodes_per_machine * count])
+        if gpu is not None:
+            refuse_gpu(job, gpu)
+        search = Search(job, precision_of(job, "cuda", gpu), "cuda", evidence, accepts_tight=target.tight)
+        options.append((count, name, capacity, gpu, search))
+    found = [(option, option[-1].best(nodes, option[0], option[2], option[3])) for option in options]
+    fitting = [(option, candidate) for option, candidate in found if candidate is not None]
+    if not fitting:
+        shortages = [
+            search.smallest_shortage(f"{nodes * count}x {name}", nodes, count, capacity, gpu)
+            for count, name, capacity, gpu, search in options
+        ]
+        shortage = min(shortages, key=lambda shortage: shortage.over)
         raise _cannot_fit_here(
-            job, target, f"{describe_job(job)} does not fit on the available GPUs: {shortage}."
+            job,
+            target,
+            f"{describe_job(job)} does not fit on the available GPUs: {shortage}."
+            + (" The GPUs differ: CUDA_VISIBLE_DEVICES selects some." if _differ(machine) else ""),
         )
+    (count, name, capacity, _, search), candidate = max(
+        fitting, key=lambda item: item[1].speed.tokens_per_second or 0.0
+    )
+    gpus = machine.gpus[: target.nodes_per_machine * count]
     lines = [
         f"{describe_place(target)}'s {len(gpus)} of {format_count(len(machine.gpus), 'GPU')} "
         f"({name}, {format_bytes(capacity)} each)"
     ]
-    if counts[0] < max_gpus and not target.gpus:
+    if _differ(machine):
         lines.append(
-            f"{counts[0]} of {max_gpus} GPUs, as more do not divide the batch of {job.global_batch_size}"
+            f"the GPUs differ: {_describe_gpus(machine)}; the weakest of those used limits memory and speed; "
+            "CUDA_VISIBLE_DEVICES selects others"
+        )
+    elif count < max_gpus and not target.gpus:
+        lines.append(
+            f"{count} of {max_gpus} GPUs, as more do not divide the batch of {job.global_batch_size}"
         )
     return assemble(
         job, target, candidate, lines + reasons.of_layout(search, candidate), (), goals.total_tokens(job)
     )
+
+
+def _differ(machine: Machine) -> bool:
+    return len({name for name, _ in machine.gpus}) > 1
+
+
+def _limits(gpus: tuple[tuple[str, int], ...]) -> tuple[str, int, Gpu | None]:
+    """Return the name, usable bytes and catalogue entry that limit a step over these GPUs.
+
+    A step waits for the slowest GPU, and all need the same memory: one without a catalogue entry or bf16
+    counts as the slowest.
+    """
+
+    def strength(item: tuple[str, int]) -> tuple[bool, bool, float, int]:
+        gpu = hardware.find_gpu_by_nvml_name(item[0])
+        if gpu is None:
+            return False, False, 0.0, item[1]
+        rate = gpu.measured_tflops or (gpu.peak_flops("bf16") or gpu.peak_flops("fp16") or 0.0) / 1e12
+        return True, gpu.bf16, rate, item[1]
+
+    name, _ = min(gpus, key=strength)
+    found = {other: hardware.find_gpu_by_nvml_name(other) for other, _ in gpus}
+    reserved = {other: gpu.driver_bytes if gpu is not None else None for other, gpu in found.items()}
+    sizes = [size - (reserved[other] or most_driver_bytes(size)) for other, size in gpus]
+    return name, min(sizes), found[name]
+
+
+def _distinct(counts: list[int], target: Target, machine: Machine) -> list[int]:
+    """Return the numbers of GPUs to compare: fewer only if stronger ones remain without the last."""
+    per_machine = target.nodes_per_machine
+    limits = [_limits(machine.gpus[: per_machine * count]) for count in counts]
+    return [count for n, count in enumerate(counts) if n == 0 or limits[n] != limits[n - 1]]
 
 
 def _on_cpu(job: Job, target: Target, machine: Machine, goals: Goals, evidence: Evidence) -> Plan:
@@ -232,14 +283,14 @@ def _fits(job: Job, target: Target) -> bool:
     counts = [
         n for n in range(len(machine.gpus) // target.nodes_per_machine, 0, -1) if divides(job, nodes, n)
     ]
-    count = target.gpus or next(iter(counts), 0)
-    if not count or not divides(job, nodes, count):
-        return False
-    gpu = hardware.find_gpu_by_nvml_name(machine.gpus[0][0])
-    capacity = min(size for _, size in machine.gpus[: target.nodes_per_machine * count])
-    capacity -= gpu.driver_bytes if gpu else 0
-    search = Search(job, precision_of(job, "cuda", gpu), "cuda")
-    return search.best(nodes, count, capacity, gpu) is not None
+    if target.gpus:
+        counts = [target.gpus] if divides(job, nodes, target.gpus) else []
+    for count in _distinct(counts, target, machine):
+        _, capacity, gpu = _limits(machine.gpus[: target.nodes_per_machine * count])
+        search = Search(job, precision_of(job, "cuda", gpu), "cuda")
+        if search.best(nodes, count, capacity, gpu) is not None:
+            return True
+    return False
 
 
 def describe_place(target: Target) -> str:
@@ -249,12 +300,15 @@ def describe_place(target: Target) -> str:
 
 def describe(machine: Machine) -> str:
     """Describe the hardware of a machine."""
+    return (
+        f"{_describe_gpus(machine) or 'no GPU'}, {machine.cpu_cores} CPU cores, "
+        f"{format_bytes(machine.ram_bytes)} memory, {format_bytes(machine.disk_free_bytes)} free disk"
+    )
+
+
+def _describe_gpus(machine: Machine) -> str:
     names = [name for name, _ in machine.gpus]
-    gpus = ", ".join(
+    return ", ".join(
         f"{names.count(name)}x {name} of {format_bytes(dict(machine.gpus)[name])}"
         for name in dict.fromkeys(names)
-    )
-    return (
-        f"{gpus or 'no GPU'}, {machine.cpu_cores} CPU cores, {format_bytes(machine.ram_bytes)} memory, "
-        f"{format_bytes(machine.disk_free_bytes)} free disk"
     )

@@ -413,5 +413,6 @@ def _no_place_error(job: Job, target: Target, goals: Goals) -> UserError:
         )
     return UserError(
         f"No instance type of the table matches {requested or target.kind}.",
-        "Remove one of them; `finetune gpus` lists the instance types.",
+        f"{'Remove one of them' if len(options) > 1 else 'Choose another'}; `finetune gpus` lists instance "
+        "types.",
     )

@@ -115,7 +115,28 @@ def _plans(job: Job, target: Target, goals: Goals, top: int, evidence: Evidence)
             return _with_method_reason(outcome, job, rejections) if job.method == "auto" else outcome
         failures.append(outcome)
         rejections.append(outcome.rejection)
-    raise min(failures, key=lambda failure: failure.distance).error()
+    error = min(failures, key=lambda failure: failure.distance).error()
+    raise _with_complete_example(error, job, target, goals, evidence)
+
+
+def _with_complete_example(
+    error: UserError, job: Job, target: Target, goals: Goals, evidence: Evidence
+) -> UserError:
+    """Replace the example of a job that does not fit by what the first suggestion leads to.
+
+    The example was planned with the method and engine of one failure; the suggestion leaves them open. An
+    example that misses a goal is kept.
+    """
+    example = error.example_plan if isinstance(error, CannotFit) else None
+    if example is None or example.prediction.tokens is not None or example.target in ("local", "allocation"):
+        return error
+    request = example.request
+    elsewhere = Target(kind=example.target, capacity=target.capacity, tight=target.tight)
+    if target.machine is None:
+        elsewhere = replace(elsewhere, nodes=request.nodes, instance_type=request.instance_type)
+    with contextlib.suppress(UserError):
+        error.example_plan = _plans(job, elsewhere, Goals(cluster=goals.cluster), 1, evidence).best
+    return error
 
 
 def _is_for_cpus(job: Job, target: Target, goals: Goals) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from estimator.engines import automatic, fp16, varlen, vision
 from estimator.engines.setups import setup_of
 from estimator.engines.support import untested_family_note
-from estimator.formatting import format_bytes, format_count, format_duration, format_usd
+from estimator.formatting import format_bytes, format_count, format_duration, format_list, format_usd
 from estimator.job import DEGREES, Job, Target
 from estimator.memory import latents
 from estimator.memory.generation import grpo_batch, kv_cache_bytes
@@ -290,20 +290,10 @@ def of_machine(
     if place is None or gpu is None:
         return []
     size = f"{format_count(layout.nodes, 'node')} of {layout.processes_per_node}x {gpu.name}"
-    rivals = [
-        rival for rival in candidates if place.ram_bytes is None or not rival.place or rival.place.ram_bytes
-    ]
-    availability = ""
-    if target.capacity == "usual" and not why_rare(place):
-        usual = [rival for rival in rivals if not why_rare(rival.place)]
-        availability = " and are usually available" if len(usual) < len(rivals) else ""
-        rivals = usual
+    rivals, conditions = _same_rank(best, candidates, target)
     kinds = len({candidate.place.name for candidate in rivals if candidate.place})
-    machines = (
-        f"the {kinds} instance types that fit{availability}"
-        if kinds > 1
-        else f"the layouts that fit{availability}"
-    )
+    machines = f"the {kinds} instance types" if kinds > 1 else "the layouts"
+    machines += f" that {format_list(['fit', *conditions])}"
     if not place.name and target.gpus is None:
         line = f"{size}: chosen from 1 to {place.gpus} GPUs, as --gpus is not set"
     elif not place.name:
@@ -327,6 +317,30 @@ def of_machine(
     else:
         line = f"{size}: {place.name} fits; its price or speed is unknown"
     return [line, *_price_and_limits(best)]
+
+
+def _same_rank(
+    best: Candidate, candidates: list[Candidate], target: Target
+) -> tuple[list[Candidate], list[str]]:
+    """Return the candidates that are compared with the best by price or time, and what they have in common.
+
+    Others rank later at any price (:func:`estimator.planning.ranking.sort_candidates`).
+    """
+    place = best.place
+    knows_host_memory = place is not None and place.ram_bytes is not None
+    is_usual = target.capacity == "usual" and not why_rare(place)
+    rivals, conditions = candidates, []
+    for condition, applies, holds in (
+        ("", knows_host_memory, lambda item: item.place is None or item.place.ram_bytes),
+        ("", not best.idle_gpus, lambda item: not item.idle_gpus),
+        ("have measured GPUs", not best.unmeasured, lambda item: not item.unmeasured),
+        ("are usually available", is_usual, lambda item: not why_rare(item.place)),
+    ):
+        remaining = [item for item in rivals if holds(item)] if applies else rivals
+        if condition and len(remaining) < len(rivals):
+            conditions.append(condition)
+        rivals = remaining
+    return rivals, conditions
 
 
 def _cheapest(best: Candidate, candidates: list[Candidate], tokens: int | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Callable
 
 from estimator.formatting import (
     MIB,
@@ -156,13 +157,29 @@ def describe_speed(prediction: Prediction) -> str:
     return text
 
 
+def describe_hours(prediction: Prediction) -> str:
+    """Format the hours of the complete job with their range; "unknown" without a speed."""
+    return describe_total(
+        prediction.hours, prediction.hours_range, lambda hours: format_duration((hours or 0.0) * 3600)
+    )
+
+
+def describe_total(
+    value: float | None, bounds: tuple[float, float] | None, text_of: Callable[[float | None], str]
+) -> str:
+    """Format a total of the complete job, and its range if known: "5.3 h (2.9 h to 7.7 h)"."""
+    if value is None:
+        return "unknown"
+    return text_of(value) + (f" ({text_of(bounds[0])} to {text_of(bounds[1])})" if bounds else "")
+
+
 def _speed(plan: Plan) -> str:
     prediction = plan.prediction
     text = describe_speed(prediction)
     if prediction.tokens_per_second is None:
         return text
     if prediction.hours is not None:
-        text += f", {format_duration(prediction.hours * 3600)} at most"
+        text += f", {describe_hours(prediction)}"
         text += _start_up(prediction) + _evaluations(prediction)
         lost_hours = prediction.interruptions.lost_hours if prediction.interruptions is not None else None
         text += (
@@ -200,7 +217,7 @@ def _price(plan: Plan) -> str:
         return unpriced.get(plan.target, "unknown: no price in the table")
     text = f"{format_usd(prediction.usd_per_hour)} per hour"
     if prediction.usd is not None:
-        text += f", {format_usd(prediction.usd)} at most"
+        text += f", {describe_total(prediction.usd, prediction.usd_range, format_usd)}"
     if prediction.price_source:
         text += f" ({prediction.price_source})"
     return text

@@ -9,7 +9,13 @@ from collections.abc import Sequence
 from estimator.errors import CannotFit, UserError
 from estimator.formatting import MIB, format_bytes, format_duration, format_parameters, format_usd
 from estimator.plan import Plan, Request
-from estimator.planning.report import LABEL, describe_layout, describe_speed
+from estimator.planning.report import (
+    LABEL,
+    describe_hours,
+    describe_layout,
+    describe_speed,
+    describe_total,
+)
 from estimator.planning.rows import usd_per_million_tokens
 from estimator.suggestions import apply_suggestion
 from estimator.vocabulary import TASKS
@@ -108,7 +114,7 @@ def _price(plan: Plan) -> str:
     if per_million is not None:
         text += f", {format_usd(per_million)} per million tokens"
     if prediction.usd is not None:
-        text = f"at most {format_usd(prediction.usd)}: {text}"
+        text = f"{describe_total(prediction.usd, prediction.usd_range, format_usd)}: {text}"
     return f"{text}{'' if not prediction.price_source else f' ({prediction.price_source})'}"
 
 
@@ -118,7 +124,7 @@ def _time(plan: Plan) -> str:
     if prediction.tokens_per_second is None:
         return text
     if prediction.hours is not None:
-        text = f"at most {format_duration(prediction.hours * 3600)}: {text}"
+        text = f"{describe_hours(prediction)}: {text}"
     if prediction.start_up is not None:
         text += f", {format_duration(prediction.start_up.hours * 3600)} to start"
     return text

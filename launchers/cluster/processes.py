@@ -99,8 +99,13 @@ def _signal(pids: list[int], signal_number: signal.Signals) -> None:
 
 
 def child_environment(marker: str, extra: Mapping[str, str]) -> dict[str, str]:
-    """Build the environment of a marked child process."""
-    environment = {**os.environ, **extra, MARKER: marker, PARENT: str(os.getpid())}
+    """Build the environment of a marked child process.
+
+    CUDA numbers GPUs as NVML does, by PCI address, unless the user has chosen another order: its default, the
+    fastest first, differs on machines with unequal GPUs.
+    """
+    environment = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", **os.environ, **extra}
+    environment |= {MARKER: marker, PARENT: str(os.getpid())}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
     return environment
 

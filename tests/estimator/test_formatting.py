@@ -25,7 +25,16 @@ def test_a_size_has_three_significant_digits_in_a_readable_unit(size: float | No
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(4.21, "4.2 s"), (45, "45 s"), (120, "2 min"), (5400, "90 min"), (12_600, "3.5 h"), (4e6, "1,111.1 h")],
+    [
+        (4.21, "4.2 s"),
+        (45, "45 s"),
+        (120, "2 min"),
+        (5400, "90 min"),
+        (12_600, "3.5 h"),
+        (3e6, "833.3 h"),
+        (4e6, "46.3 days"),
+        (437e6, "13.8 years"),
+    ],
 )
 def test_a_duration_is_in_its_natural_unit(seconds: float, text: str) -> None:
     assert format_duration(seconds) == text
@@ -39,5 +48,10 @@ def test_format_clock_rounds_up_to_the_next_second(seconds: float, text: str) ->
     assert format_clock(seconds) == text
 
 
-def test_an_amount_of_money_has_cents() -> None:
-    assert (format_usd(1234.5), format_usd(None)) == ("$1,234.50", "unknown")
+def test_an_amount_of_money_has_cents_or_two_significant_digits() -> None:
+    assert (format_usd(1234.5), format_usd(None), format_usd(0.0)) == ("$1,234.50", "unknown", "$0.00")
+    assert (format_usd(0.0123), format_usd(0.000412), format_usd(3.04e-7)) == (
+        "$0.01",
+        "$0.00041",
+        "$0.0000003",
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, field, replace
 from datetime import date
@@ -16,6 +17,16 @@ SIZE_TOLERANCE = 0.1
 VENDORS = frozenset(
     {"nvidia", "geforce", "tesla", "quadro", "amd", "instinct"}
 )  # words in names of many GPUs
+
+
+# Reported memory minus CUDA's total is at most this much and this share of GPUs for which the table has both
+MOST_DRIVER_BYTES = int(1.2 * 2**30)
+MOST_DRIVER_SHARE = 0.025
+
+
+def most_driver_bytes(reported_bytes: int) -> int:
+    """Return what a driver reserves at most of a GPU's reported memory, for GPUs of unknown CUDA total."""
+    return min(MOST_DRIVER_BYTES, math.ceil(reported_bytes * MOST_DRIVER_SHARE))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,7 +49,7 @@ class Gpu:
     source: str
     notes: str
     label_gb: float | None = None  # marketed size; None if only the reported size is known
-    driver_bytes: int = 0  # part that the driver reserves; 0 if unknown
+    driver_bytes: int | None = 0  # part that the driver reserves; None if unknown
     # Best measured matrix product, in its training dtype: bf16, otherwise fp32
     measured_tflops: float | None = None
 
@@ -54,7 +65,8 @@ class Gpu:
     @property
     def usable_bytes(self) -> int:
         """Memory available to one process, including its CUDA context; decides whether a plan fits."""
-        return self.vram_bytes - self.driver_bytes
+        reserved = most_driver_bytes(self.vram_bytes) if self.driver_bytes is None else self.driver_bytes
+        return self.vram_bytes - reserved
 
     @property
     def bf16(self) -> bool:
@@ -221,10 +233,10 @@ class Catalogue:
 
     def _no_gpu(self, name: str) -> UserError:
         spellings = {key: gpu.name for key, gpu in self._gpu_index.items()}
+        similar = did_you_mean(normalize(name), spellings, 4, shown=spellings)
         return UserError(
             f"There is no GPU {name!r} in the GPU table.",
-            did_you_mean(normalize(name), spellings, 4, shown=spellings)
-            or "`finetune gpus` lists them; --hardware FILE adds one.",
+            f"{similar} `finetune gpus` lists all; --hardware FILE adds one.".strip(),
         )
 
     def find_instance(self, name: str | None) -> Instance | None:

@@ -156,7 +156,7 @@ def _gpu(cells: Cells) -> Gpu:
     reported, label = number(cells, "vram_reported_MiB"), number(cells, "vram_GB")
     offered = number(cells, "vram_cuda_GiB")
     memory = int(reported * MIB) if reported is not None else int((label or 0) * 10**9)
-    driver = 0
+    driver = None if reported is not None and offered is None else 0
     if offered is not None:
         driver = max(memory - int(offered * GIB), 0) if reported is not None else 0
         memory = memory if reported is not None else int(offered * GIB)

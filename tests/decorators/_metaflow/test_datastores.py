@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from decorators import _metaflow
-from decorators._metaflow import WaitedJob
+from decorators._metaflow import WaitedJob, datastores
 from decorators.backends import waiting_datastore
 from decorators.backends.waiting_datastore import DatastoreWatch
 from decorators.s3_datastore import FIRST_S, OutageWait, S3Storage
@@ -264,3 +264,19 @@ def test_a_limit_that_is_not_a_number_is_reported_in_two_lines(home: Home) -> No
 
 
 # -- whole runs on this machine ----------------------------------------------------------------------------
+
+
+def test_a_local_datastore_that_cannot_be_written_is_refused_before_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from metaflow.plugins.datastores.local_storage import LocalStorage
+
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    monkeypatch.setattr(LocalStorage, "SYSROOT_VAR", str(blocked))
+    with pytest.raises(UserError, match=f"^{blocked} is not writable") as caught:
+        datastores.check_local_datastore()
+    assert "METAFLOW_DATASTORE_SYSROOT_LOCAL" in caught.value.advice
+    monkeypatch.setattr(LocalStorage, "SYSROOT_VAR", str(tmp_path / "new" / "folder"))
+    datastores.check_local_datastore()
+    assert not (tmp_path / "new").exists()

@@ -8,6 +8,7 @@ import pytest
 
 from estimator import hardware
 from estimator.errors import UserError
+from estimator.hardware.catalogue import most_driver_bytes
 from estimator.hardware.report import Filters
 from estimator.plan import GIB, MIB
 
@@ -99,9 +100,21 @@ def test_usable_memory_is_below_the_size_reported_by_the_driver() -> None:
         gpu = hardware.gpu(name)
         assert gpu.usable_bytes == pytest.approx(gib * GIB, abs=1), name
         assert gpu.usable_bytes < gpu.vram_bytes
-    for gpu in hardware.gpus():
-        assert 0 <= gpu.driver_bytes < 0.05 * gpu.vram_bytes, gpu.name
-    assert hardware.gpu("RTX A6000").usable_bytes == 49140 * MIB  # no log says what CUDA offers
+    known = [gpu for gpu in hardware.gpus() if gpu.driver_bytes]
+    assert len(known) >= 15
+    for gpu in known:
+        assert gpu.driver_bytes is not None
+        assert gpu.driver_bytes <= most_driver_bytes(gpu.vram_bytes), gpu.name
+
+
+def test_the_largest_known_reserve_is_assumed_where_no_log_has_the_memory_that_cuda_offers() -> None:
+    gpu = hardware.gpu("RTX A6000")
+    assert gpu.driver_bytes is None
+    # 47.4 to 47.5 GiB in errors of torch; the reported 49,140 MiB are 48.0 GiB
+    assert 46.5 * GIB < gpu.usable_bytes < 47.4 * GIB
+    assert hardware.gpu("RTX 3090").usable_bytes == pytest.approx(23.67 * GIB, abs=1), (
+        "known, without a reported size"
+    )
 
 
 def test_measured_matrix_products_are_plausible_shares_of_the_peak() -> None:
@@ -154,3 +167,10 @@ def test_filters_refuse_memory_of_0_and_negative_prices() -> None:
     for impossible in ({"max_usd_per_hour": -0.01}, {"max_usd_per_hour": math.nan}, {"min_vram": 0.0}):
         with pytest.raises(UserError):
             Filters(**impossible)
+
+
+def test_an_unknown_gpu_is_refused_with_similar_names_and_the_option_that_adds_one() -> None:
+    with pytest.raises(UserError) as caught:
+        hardware.gpu("RTX 3060")
+    assert "RTX 3090" in caught.value.advice
+    assert "--hardware FILE" in caught.value.advice

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -68,3 +69,37 @@ def test_a_gpu_that_the_machine_does_not_have_is_refused(
     with pytest.raises(UserError, match=found) as caught:
         plan(job, target)
     assert gpu in caught.value.problem
+
+
+def workstation(*gpus: tuple[str, float]) -> Target:
+    machine = Machine(
+        gpus=tuple((f"NVIDIA GeForce {name}", int(gib * GIB)) for name, gib in gpus),
+        cpu_cores=16,
+        ram_bytes=64 * GIB,
+        disk_free_bytes=500 * GIB,
+    )
+    return Target(machine=machine)
+
+
+def test_a_small_second_gpu_is_left_out_if_the_first_can_train_alone() -> None:
+    job = Job(model=find("llama-8b"), method="lora", global_batch_size=8)
+    plans = [plan(job, workstation(("RTX 4090", 24), small)) for small in (("GT 1030", 2), ("RTX 3060", 12))]
+    assert [made.layout.world_size for made in plans] == [1, 1]
+    assert {made.request.gpu_type for made in plans} == {"RTX 4090"}
+    assert "1x NVIDIA GeForce GT 1030 of 2.00 GiB" in " ".join(plans[0].why)
+
+
+def test_the_slowest_of_different_gpus_decides_the_speed_in_either_order() -> None:
+    job = Job(model=find("llama-8b"), method="lora", global_batch_size=8)
+    cards = (("RTX 4090", 24), ("RTX 3090", 24))
+    plans = [plan(job, replace(workstation(*order), gpus=2)) for order in (cards, cards[::-1])]
+    assert {made.request.gpu_type for made in plans} == {"RTX 3090"}
+    assert len({made.prediction.tokens_per_second for made in plans}) == 1
+
+
+def test_different_gpus_that_do_not_fit_are_refused_with_the_variable_that_selects_some() -> None:
+    with pytest.raises(CannotFit, match="CUDA_VISIBLE_DEVICES"):
+        plan(
+            Job(model=find("llama-8b"), method="lora", global_batch_size=8),
+            workstation(("GT 1030", 2), ("RTX 4090", 24)),
+        )

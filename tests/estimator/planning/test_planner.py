@@ -297,3 +297,27 @@ def test_every_plan_fits_has_the_requested_batch_and_survives_json(
     override = Override(name="gpus", planned="1", used="2", given_by="--gpus")
     noted = made.with_override(override, gpus_per_node=2)
     assert (Plan.from_json(made.to_json()), Plan.from_json(noted.to_json())) == (made, noted)
+
+
+@pytest.mark.parametrize(
+    ("method", "target"),
+    [
+        ("full", Target(kind="catalogue", gpu="RTX 4090", gpus=1, nodes=1)),
+        ("auto", Target(kind="catalogue", gpu="RTX A4000", gpus=1, nodes=1)),
+    ],
+)
+def test_the_example_of_a_job_that_does_not_fit_is_the_plan_of_its_first_suggestion(
+    method: str, target: Target
+) -> None:
+    job = Job(model=find("qwen2.5-32b"), method=method, engine="auto", global_batch_size=16)  # type: ignore[arg-type]
+    with pytest.raises(CannotFit) as caught:
+        plan(job, target)
+    example, first = caught.value.example_plan, caught.value.suggestions[0]
+    assert first == {
+        "resources.nodes": example.request.nodes,
+        "resources.instance_type": example.request.instance_type,
+    }
+    followed = replace(
+        Target(kind="catalogue"), nodes=example.request.nodes, instance_type=example.request.instance_type
+    )
+    assert example == plan(job, followed)

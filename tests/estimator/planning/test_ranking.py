@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -54,7 +55,11 @@ def test_the_reason_states_in_which_sense_a_machine_is_the_cheapest() -> None:
     for model in ("llama-8b", "llama-3.2-3b", "qwen2.5-14b", "llama-70b", "mixtral-8x7b"):
         survey = surveyed(Job(model=find(model), engine="auto", global_batch_size=64), target=USUAL)
         best = survey.candidates[0]
-        weighted = [c for c in survey.candidates if not why_rare(c.place) and c.place and c.place.ram_bytes]
+        weighted = [
+            c
+            for c in survey.candidates
+            if not (why_rare(c.place) or c.unmeasured or c.idle_gpus) and c.place and c.place.ram_bytes
+        ]
         least = min(c.usd_per_token or 9 for c in weighted)
         words = " ".join(build_plan(survey, best, (), best).why)
         cheapest = best.usd_per_token == least
@@ -64,6 +69,25 @@ def test_the_reason_states_in_which_sense_a_machine_is_the_cheapest() -> None:
         )
         seen.add(cheapest)
     assert seen == {True, False}
+
+
+@pytest.mark.parametrize(
+    ("job", "target"),
+    [
+        (replace(FULL, method="lora", precision="auto"), replace(USUAL, gpu="V100", gpus=4)),
+        (replace(FULL, model=find("llama-70b"), engine="torchtune"), USUAL),
+        (replace(FULL, method="lora"), replace(USUAL, gpu="A100", gpus=3)),
+    ],
+)
+def test_the_quoted_cheapest_price_is_within_the_margin_that_the_reason_states(
+    job: Job, target: Target
+) -> None:
+    survey = surveyed(replace(job, global_batch_size=48), target=target)
+    best = survey.candidates[0]
+    words = " ".join(build_plan(survey, best, (), best).why)
+    quoted = re.search(r"within 20% of the cheapest, \$([\d.]+) per million", words)
+    assert quoted is not None or "is the cheapest per token of" in words
+    assert quoted is None or (best.usd_per_token or 9) * 1e6 <= 1.2 * float(quoted[1]) + 0.01
 
 
 def test_simpler_layouts_win_price_ties_and_idle_gpus_rank_last() -> None:

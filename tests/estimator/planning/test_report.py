@@ -75,3 +75,22 @@ def test_a_summary_fits_one_screen_with_place_price_time_and_memory(model: str, 
     assert max(map(len, lines)) <= 80
     labels = {line[:12].strip() for line in lines}
     assert labels >= {"Where", "Price", "Time", "Memory", "Step", "Why", "Also fits"}
+
+
+def test_time_and_price_of_a_job_have_the_range_of_the_predicted_speed() -> None:
+    job = Job(model=find("llama-8b"), method="lora", engine="auto")
+    made = plan(job, Target(kind="catalogue", instance_type="g6e.xlarge", nodes=1), Goals(tokens=10**8))
+    prediction = made.prediction
+    assert prediction.hours
+    assert prediction.usd
+    assert prediction.tokens_per_second_range
+    assert prediction.hours_range is not None
+    assert prediction.usd_range is not None
+    assert prediction.start_up
+    slowest = 10**8 / prediction.tokens_per_second_range[0] / 3600 + prediction.start_up.hours
+    assert prediction.hours_range[0] < prediction.hours < prediction.hours_range[1]
+    assert prediction.hours_range[1] == pytest.approx(slowest)
+    assert prediction.usd_range[1] == pytest.approx(slowest * (prediction.usd_per_hour or 0))
+    for text in (render_summary(made), render(made)):
+        assert f"{prediction.hours:.1f} h ({prediction.hours_range[0]:.1f} h to {slowest:.1f} h)" in text
+        assert f"${prediction.usd:,.2f} (${prediction.usd_range[0]:,.2f} to" in text

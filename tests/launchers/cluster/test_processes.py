@@ -141,3 +141,12 @@ def test_a_process_inside_exec_is_waited_for_because_its_marker_is_not_visible_y
 )
 def test_a_process_for_one_gpu_sees_one_of_the_visible_gpus(number: int, visible: str, one: str) -> None:
     assert processes.one_gpu(number, visible) == one
+
+
+def test_cuda_numbers_gpus_as_nvml_does_unless_the_user_has_chosen_an_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
+    assert processes.child_environment("marker", {})["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "FASTEST_FIRST")
+    assert processes.child_environment("marker", {})["CUDA_DEVICE_ORDER"] == "FASTEST_FIRST"
