@@ -140,8 +140,7 @@ def test_sharded_states_sum_to_the_complete_states(step: Setup, processes: int) 
     parts = memory.states(sharded)
     for name, size in whole.items():
         if name == "gradients" and (step.engine == "litgpt" or reduces_once(sharded)):
-            # FSDP1's flat parameters give frozen weights gradients too; those of adapters stay whole
-            continue
+            continue  # FSDP1's flat parameters give frozen weights gradients; those of adapters stay whole
         if name == "gradients":  # only FSDP reduces the embedding's at once
             size -= unreduced_embedding_gradient_bytes(alone, part_of(alone, "only"))
         held = parts[name]
