@@ -20,7 +20,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -29,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import describe
+from benchmarks.network_faults import WORLD, wait_until
 from checklist.result import read
 from estimator.errors import UserError
 from launchers.cluster.endpoint import unused_port
@@ -39,8 +39,7 @@ from tests.checklist.netns import Bed
 RESULTS = Path(__file__).parents[1] / "results"
 ROOT = Path(__file__).parents[2]
 ENGINES = ("fsdp2", "deepspeed")
-HOSTS, HUNG_HOST = 4, 2
-FAULT_AFTER_S = 14.0  # the collectives have begun by then
+HOSTS = 4
 STEPS = 12
 CLOSE = {"cuda": 1e-2, "cpu": 1e-4}  # relative difference of losses: bf16, fp32
 # Rates of a host's link and of a slow one; all namespaces share one machine's processors
@@ -73,6 +72,7 @@ class Part:
     limit_s: float
     engine: str = ""  # of training; otherwise the checklist runs
     fault: Callable[[Bed, str], object] | None = None  # on namespaces, with the rate of a slow link
+    strike: Callable[[Bed, int], object] | None = None  # during the collectives, with the worker of host 2
     arguments: tuple[str, ...] = ()
     expected: str = ""
 
@@ -97,44 +97,37 @@ class Row:
     problem: str = ""
 
 
-def _strike(bed: Bed, number: signal.Signals) -> None:
-    """Send a signal to a rank during the collectives."""
-
-    def strike() -> None:
-        worker = bed.worker(HUNG_HOST)
-        if worker is not None:
-            os.kill(worker, number)
-
-    _later(strike)
+def _nothing(_bed: Bed, _slow: str) -> None:
+    """Leave the hosts as they are."""
 
 
-def _unplug(bed: Bed, _slow: str) -> None:
-    """Take away the carrier of a host during the collectives."""
-    _later(lambda: netns.do("ip", "link", "set", bed.wire(HUNG_HOST), "down"))
+def _signal(number: signal.Signals) -> Callable[[Bed, int], object]:
+    """Return an action that sends a signal to a rank."""
+    return lambda _bed, worker: os.kill(worker, number)
 
 
-def _later(action: Callable[[], object]) -> None:
-    timer = threading.Timer(FAULT_AFTER_S, action)
-    timer.daemon = True
-    timer.start()
+def _unplug(bed: Bed, _worker: int) -> None:
+    """Take away the carrier of a host."""
+    netns.do("ip", "link", "set", bed.wire(2), "down")
 
 
 def parts() -> list[Part]:
     """List the parts, the most useful first."""
-    timeout = ("--op-timeout", "8")
     training = [
         Part(name=f"train {engine} on {ranks}", ranks=ranks, limit_s=120, engine=engine, expected="ends")
         for engine in ENGINES
         for ranks in (1, 2)
     ]
     cases: list[tuple[str, Callable[[Bed, str], object], tuple[str, ...], str]] = [
-        ("healthy", lambda _bed, _slow: None, (), "no FAIL but equal GPU identifiers"),
+        ("healthy", _nothing, (), "no FAIL but equal GPU identifiers"),
         ("slow host", lambda bed, slow: bed.slow(2, slow), (), "h2 slow in both directions"),
         ("sends slowly", lambda bed, slow: bed.slow(2, slow, receives=False), (), "h2 sends slowly"),
         ("loses 3 %", lambda bed, _slow: bed.lose(2, 0.03), (), "loss at h2"),
-        ("rank hangs", lambda bed, _slow: _strike(bed, signal.SIGSTOP), timeout, "rank 2 hung"),
-        ("rank dies", lambda bed, _slow: _strike(bed, signal.SIGKILL), timeout, "rank 2 died"),
-        ("carrier lost", _unplug, timeout, "h2 lost"),
+    ]
+    strikes: list[tuple[str, Callable[[Bed, int], object], str]] = [
+        ("rank hangs", _signal(signal.SIGSTOP), "rank 2 hung"),
+        ("rank dies", _signal(signal.SIGKILL), "rank 2 died"),
+        ("carrier lost", _unplug, "h2 lost"),
     ]
     return [
         Part(
@@ -148,6 +141,18 @@ def parts() -> list[Part]:
         *(
             Part(name=f"hosts, {name}", ranks=HOSTS, limit_s=90, fault=fault, arguments=options, expected=due)
             for name, fault, options, due in cases
+        ),
+        *(
+            Part(
+                name=f"hosts, {name}",
+                ranks=HOSTS,
+                limit_s=90,
+                fault=_nothing,
+                strike=strike,
+                arguments=WORLD,
+                expected=due,
+            )
+            for name, strike, due in strikes
         ),
     ]
 
@@ -267,7 +272,13 @@ def _on_hosts(part: Part, device: str, nccl: Path | None, folder: Path) -> list[
             for rank in range(part.ranks)
         }
         options = ("--device", device, "--skip", SKIPPED, *part.arguments)
-        return bed.start(folder, *options, environment=variables).wait(part.limit_s * LONGER[device])
+        job = bed.start(folder, *options, environment=variables)
+        if part.strike is not None:
+            worker = wait_until(bed, job, "collectives")
+            if worker is None:
+                raise RuntimeError("the run ended before its collectives, without the fault")
+            part.strike(bed, worker)
+        return job.wait(part.limit_s * LONGER[device])
 
 
 def losses(output: Path) -> list[float]:
