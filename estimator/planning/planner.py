@@ -127,7 +127,9 @@ def _with_complete_example(
     The example was planned with the method and engine of one failure; the suggestion leaves them open. An
     example that misses a goal is kept.
     """
-    example = error.example_plan if isinstance(error, CannotFit) else None
+    if not isinstance(error, CannotFit):
+        return error
+    example = error.example_plan
     if example is None or example.prediction.tokens is not None or example.target in ("local", "allocation"):
         return error
     request = example.request
