@@ -331,8 +331,8 @@ class TestMarks:
     @pytest.mark.parametrize(
         "name",
         [
-            *("qwen3", "qwen3_instruct_2507", "qwen3_5_think", "qwen3_5_nothink", "qwen3_6"),
-            *("deepseekv3", "glm4moe", "gptoss", "lfm2_v2", "nemotron_3_nano", "nemotron_3_ultra"),
+            *("qwen3", "qwen3_5_think", "qwen3_8", "glm4moe", "gptoss", "nemotron_3_nano"),
+            *("nemotron_3_5_lightning", "lfm2_v2", "deepseekv3", "qwen3_6", "muse_glimmer"),
         ],
     )
     def test_generation_marks_of_a_template_select_the_tokens_that_transformers_selects(
