@@ -79,9 +79,15 @@ def _start(messages: Messages, index: int, text: str, render: Render) -> int | N
     # The prompt may begin a reasoning block that the turn does not have. Text that is also rendered for a
     # different answer belongs to the template, not to this answer.
     replacement = "b" if str(messages[index]["content"]).lstrip().startswith("a") else "a"
-    replaced = [*messages[:index], {"role": "assistant", "content": replacement}, *messages[index + 1 :]]
+    other = {"role": "assistant", "content": replacement}
+    if "tool_calls" in messages[index]:  # templates may require the call of a result
+        other["tool_calls"] = messages[index]["tool_calls"]
+    replaced = [*messages[:index], other, *messages[index + 1 :]]
     start = header + _common_prefix_length(text[header:], header_text)
     start = min(start, _common_prefix_length(text, render(replaced, False)))
+    tag = text.rfind("<", header, start)
+    if tag > text.rfind(">", header, start):  # <think> and </think> have a common beginning
+        start = tag
     return start if start > header else None
 
 

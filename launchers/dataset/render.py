@@ -255,6 +255,7 @@ def _render(conversation: Conversation, tokenizer: Any, turns: list[int]) -> tup
                     "Set chat_template to one that only appends (or split such chats into single answers).",
                 )
             spans.append(span)
+    _check_calls(conversation, turns, "".join(full_text[start:end] for start, end in spans))
     cuts = list(itertools.chain.from_iterable(spans))
     return full_text, cuts[:-1] if cuts[-1:] == [len(full_text)] else cuts
 
@@ -333,6 +334,19 @@ def _check_tools(conversation: Conversation, text: str) -> None:
             f"{_location(conversation)}: the chat template omits the tool {missing}.",
             "Set chat_template to one that renders `tools` and `tool_calls`, or use another model.",
         )
+
+
+def _check_calls(conversation: Conversation, turns: Sequence[int], answers: str) -> None:
+    """Raise UserError if ``answers``, the rendered text of these turns, lacks the name of a called tool."""
+    for index in turns:
+        for call in json.loads(conversation.messages[index].tool_calls or "[]"):
+            name = call["function"]["name"]
+            if name not in answers:
+                raise UserError(
+                    f"{_location(conversation)}: the chat template omits the call of the tool {name} in turn "
+                    f"{index + 1}.",
+                    "Set chat_template to one that renders `tool_calls`, or write the call into the content.",
+                )
 
 
 def _apply(tokenizer: Any, conversation: Conversation, messages: Messages, prompt: bool = False) -> str:

@@ -165,6 +165,23 @@ class TestTemplates:
         row = chat('Say "hé"\nnow', "<think>\nShould I?\n</think>\n\nhé\n")
         assert counted_text(row, tokenizer).startswith("hé")
 
+    def test_an_answer_without_reasoning_starts_with_the_whole_end_tag(self, model: Path) -> None:
+        """As with GLM 4.7's and DeepSeek V3.2's templates, whose generation prompt ends in <think>."""
+        template = (
+            "{% for m in messages %}{{ m.role + ': ' }}{% if m.role == 'assistant' %}"
+            "{{ '<think>' + m.reasoning_content if m.reasoning_content }}</think>{% endif %}"
+            "{{ m.content + eos_token }}{% endfor %}"
+            "{% if add_generation_prompt %}assistant: <think>{% endif %}"
+        )
+        tokenizer = load_tokenizer(model, build({"chat_template": template}))
+        tokenizer.add_tokens(["<think>", "</think>"])
+        assert counted_text(parse({"messages": CHAT[2:]}), tokenizer) == "Leave?</think>See you<|eot_id|>"
+        row = chat("Hi", "Hello", "Bye", "See you")
+        ((tokens, counted),) = tokenize([row], tokenizer)
+        assert tokenizer.decode(tokens[counted]) == "</think>Hello<|eot_id|></think>See you<|eot_id|>"
+        messages = [message.as_template() for message in row.messages]
+        assert tokens.tolist() == tokenizer.apply_chat_template(messages)["input_ids"]
+
     def test_a_folder_without_a_tokenizer_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(UserError, match="tokenizer"):
             load_tokenizer(tmp_path, Settings())
@@ -226,6 +243,25 @@ class TestTools:
     def test_a_template_that_omits_tools_is_refused_with_the_line(self, tokenizer: Any) -> None:
         with pytest.raises(UserError, match="line 5: the chat template omits the tool add"):
             list(tokenize([self.row], tokenizer))
+
+    def test_a_template_that_omits_tool_calls_is_refused_with_the_line(self, model: Path) -> None:
+        """As LFM2's and Granite 3.3's, which render ``tools`` only."""
+        calls = WITH_TOOLS[WITH_TOOLS.index("{% if m['tool_calls']") : WITH_TOOLS.index("{{ m['content'] }}")]
+        tokenizer = load_tokenizer(model, build({"chat_template": WITH_TOOLS.replace(calls, "")}))
+        with pytest.raises(
+            UserError, match="line 5: the chat template omits the call of the tool add in turn"
+        ):
+            list(tokenize([self.row], tokenizer))
+
+    def test_a_template_may_refuse_a_tool_result_without_a_call(self, model: Path) -> None:
+        """As MiniMax M2's, whose prompt also begins a reasoning block that earlier answers lack."""
+        template = WITH_TOOLS.replace(
+            "{% for m in messages %}",
+            "{% for m in messages %}{% if m.role == 'tool' and not messages[loop.index0 - 1].tool_calls %}"
+            "{{ raise_exception('result without a call') }}{% endif %}",
+        ).replace("{{ 'assistant<|end_header_id|>' }}", "{{ 'assistant<|end_header_id|><think>\n' }}")
+        tokenizer = load_tokenizer(model, build({"chat_template": template}))
+        assert counted_text(self.row, tokenizer) == 'add({"a": 1})<|eot_id|>It is 3.<|eot_id|>'
 
 
 class TestWeights:
