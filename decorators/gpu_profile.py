@@ -18,6 +18,7 @@ inherit them, containers get them through ``@environment``. A resource that the 
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
@@ -120,6 +121,11 @@ class gpu_profile(StepMutator, UserStepDecorator):  # type: ignore[misc]  # noqa
                 f"@gpu_profile takes either plan= or {', '.join(f'{name}=' for name in options)}.",
                 "Give a planning function, or options of `finetune plan`.",
             )
+        if self.planner is not None and not callable(self.planner):
+            raise FinetuneError(
+                f"@gpu_profile(plan={self.planner!r}): must be a function.",
+                "Give a function plan(parameters, backend) that returns a Plan.",
+            )
         allowed = INFERENCE_ARGUMENTS if kwargs.get("request") == "inference" else SIZE_ARGUMENTS
         sizes = {} if set(options) - set(allowed) else options
         self.options: dict[str, Any] = {} if sizes else options
@@ -131,12 +137,10 @@ class gpu_profile(StepMutator, UserStepDecorator):  # type: ignore[misc]  # noqa
                 "Leave out either rightsize= or the plan's arguments.",
             )
         self.role: Role = kwargs.get("request", "train")
-        self.interval = float(kwargs.get("interval", 1.0))
+        self.interval = _seconds("interval", kwargs.get("interval", 1.0))
         if self.role not in get_args(Role):
             roles = ", ".join(f'"{role}"' for role in get_args(Role))
             raise FinetuneError(f'@gpu_profile(request="{self.role}"): must be one of {roles}.')
-        if self.interval <= 0:
-            raise FinetuneError(f"@gpu_profile(interval={self.interval:g}): must be above 0 seconds.")
 
     def mutate(self, mutable_step: Any) -> None:
         """Called by Metaflow in every process that loads the flow; plans only at launch."""
@@ -254,6 +258,17 @@ def _switch(name: str, value: Any) -> bool:
     if str(value).lower() not in known:
         raise FinetuneError(f"@gpu_profile({name}={value!r}): it is true or false.")
     return known[str(value).lower()]
+
+
+def _seconds(name: str, value: Any) -> float:
+    """Return a positive, finite number of seconds, which ``--with gpu_profile:interval=2`` gives as text."""
+    try:
+        seconds = float(value)
+    except (TypeError, ValueError):
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise FinetuneError(f"@gpu_profile({name}={value!r}): must be a number of seconds above 0.")
+    return seconds
 
 
 def _check_above_step(*decorated: Any) -> None:
