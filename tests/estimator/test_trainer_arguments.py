@@ -84,7 +84,8 @@ def test_an_unsupported_plan_is_an_error_for_the_trainer(
 @pytest.mark.parametrize(
     ("trainer", "layout"),
     [
-        ("transformers", {}),
+        # tests/decorators/test_callbacks.py trains with these arguments
+        pytest.param("transformers", {}, marks=pytest.mark.nightly),
         ("transformers", {"processes_per_node": 2, "sharding": "fsdp"}),
         pytest.param("transformers", {"processes_per_node": 2, "sharding": "ddp"}, marks=pytest.mark.nightly),
         pytest.param("trl", {}, marks=pytest.mark.nightly),

@@ -101,10 +101,12 @@ def test_resumed_batch_inference_answers_only_the_remaining_prompts(home: Home) 
     assert (home.path / "answered").read_text().splitlines() == prompts, "each was answered once"
 
 
+@pytest.mark.nightly  # tests/decorators/test_own_script.py trains on two nodes
 def test_plain_ddp_trains_on_two_nodes(home: Home) -> None:
     assert "steps on each node: [20, 20]" in run(home, "ddp_flow.py", "--steps", "20")
 
 
+@pytest.mark.nightly  # tests/decorators/test_sizing.py right-sizes over five runs
 def test_the_second_run_of_a_data_flow_is_right_sized(home: Home) -> None:
     assert "no comparable earlier task" in run(home, "rightsized_flow.py")
     assert "used in 1 earlier task" in run(home, "rightsized_flow.py")

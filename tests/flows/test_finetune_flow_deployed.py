@@ -149,7 +149,14 @@ def check_jobset_retries(step: dict[str, Any]) -> None:
     assert step["resource"]["setOwnerReference"] is True
 
 
-@pytest.mark.parametrize(("model", "gpu"), ARGO)
+@pytest.mark.parametrize(
+    ("model", "gpu"),
+    [
+        # the same flow and checks without a network between nodes
+        pytest.param(*each, marks=pytest.mark.nightly if nodes == 1 else ())
+        for each, (nodes, *_) in ARGO.items()
+    ],
+)
 def test_on_argo_the_training_step_requests_the_plan(home: Home, s3: str, model: str, gpu: str) -> None:
     nodes, instance, cores, efa = ARGO[model, gpu]
     asked_for = settings(model, gpu, gpus=8, priority_class="research")

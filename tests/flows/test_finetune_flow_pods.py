@@ -141,7 +141,11 @@ def cluster(
         control_plane.kubectl("delete", "crd", f"{plural}.argoproj.io", "--timeout=60s")
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name",
+    # test_checklist_flow_deployed.py compiles the checklist with every change
+    ["finetune", pytest.param("checklist", marks=pytest.mark.nightly)],
+)
 def test_pods_on_argo_equal_those_of_a_direct_run(cluster: Cluster, name: str) -> None:
     flow, config, values, steps = CASES[name]
     deploy_arguments = (

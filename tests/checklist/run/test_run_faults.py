@@ -27,7 +27,6 @@ LIMIT_S = 240.0  # alone the longest case takes 48 s; the machine may be busy
 EVERY_CHANGE = (
     "healthy",
     "slow host",
-    "sends slowly",
     "loses 3 % of its packets",
     "half of the ports are blocked",
     "rank hangs",

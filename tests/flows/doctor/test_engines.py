@@ -20,6 +20,7 @@ def test_each_engine_has_its_modules_and_its_extra() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly  # test_command.py probes the engines with every change
 def test_installed_engines_work(query_probe: Asker) -> None:
     lines = query_probe("engines")
     assert list(lines) == list(reversed(LAUNCHED_ENGINES))

@@ -59,13 +59,32 @@ def train_in_turn(jobs: Sequence[Any], limit_s: float) -> subprocess.CompletedPr
     return _train([jobs], limit_s)
 
 
+_SCRIPT = """
+import json, os, sys
+import torch.distributed as dist
+dist.init_process_group("gloo")
+{code}
+with open(sys.argv[1], "w") as file:
+    json.dump(result, file)
+dist.destroy_process_group()
+os._exit(0)  # as launchers.run.worker: gloo's threads may abort a process while the interpreter ends
+"""
+
+
 def run_script(code: str, folder: Path) -> list[Any]:
-    """Run Python code in two gloo processes; each writes JSON to ``sys.argv[1]``."""
+    """Run Python code in two processes of one gloo group; return the ``result`` of each, as JSON.
+
+    The code finds its own output file in ``sys.argv[1]``.
+    """
     group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(unused_port()), "WORLD_SIZE": "2"}
     env = {"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **group}
     files = [folder / str(rank) for rank in (0, 1)]
     processes = [
-        subprocess.Popen([sys.executable, "-c", code, str(file)], env={**env, "RANK": file.name}, cwd=ROOT)
+        subprocess.Popen(
+            [sys.executable, "-c", _SCRIPT.format(code=code), str(file)],
+            env={**env, "RANK": file.name},
+            cwd=ROOT,
+        )
         for file in files
     ]
     try:

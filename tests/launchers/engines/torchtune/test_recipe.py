@@ -291,7 +291,13 @@ def train_traced(job: TrainJob) -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "method"), [("llama", "full"), ("llama", "qlora"), ("mistral", "lora"), ("qwen2", "lora")]
+    ("family", "method"),
+    [
+        ("llama", "qlora"),
+        ("qwen2", "lora"),
+        pytest.param("llama", "full", marks=pytest.mark.nightly),
+        pytest.param("mistral", "lora", marks=pytest.mark.nightly),
+    ],
 )
 def test_compiled_layers_have_the_losses_of_eager_layers_on_packed_rows(
     tmp_path: Path, model: Path, family: str, method: str
