@@ -86,7 +86,7 @@ class Coverage:
     """Age in days of the oldest of these measurements."""
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """Description such as "240 of 4,950 pairs; 1,200 of the others up to 3 days ago, the rest never."."""
         text = f"{self.measured:,} of {self.of:,} {self.what}"
         never = self.of - self.measured - self.earlier

@@ -393,9 +393,10 @@ def _nodes_of_part(part: str) -> set[str]:
 
 
 def _own_verdict(result: CheckResult | Skipped, run: Verdict) -> Verdict:
-    """Return the check's own verdict, independent of other failures.
+    """Return the verdict with which a check's figures are recorded. ``run``: verdict of the run.
 
-    A figure without a reference starts a history unless something failed, which may have affected it.
+    Figures without a reference count as PASS, so that they start a history, unless a failure of the run may
+    have affected them.
     """
     if isinstance(result, Skipped):
         return "NO-VERDICT"

@@ -70,7 +70,7 @@ class StepLaunch(LaunchMixin):
         self.carried = () if decorator.sizes is not None else (self.variable, STAGED_VARIABLE)
 
     def launch(self, step: StepView) -> None:
-        """Decide at the launch, or carry the decision on in the process that waits."""
+        """Plan the step when the run is launched; apply that plan in the process that waits for its job."""
         if self.decide_or_apply(step) and step.backend() == "kubernetes":
             pod_shape.install()
 

@@ -170,25 +170,27 @@ def samples_of(first: dict[tuple[int, int], tuple[float, int]], spec: float | No
     expected = np.array([references[number] for number in np.unique(classes)])[
         np.unique(classes, return_inverse=True)[1]
     ]
+    # Each node has two sides: its network (index: the node) and its NVLink domain (the node plus ``nodes``)
     over_nvlink = nodes * (paths.path(src, dst) == DOMAIN)
     sender, receiver = src + over_nvlink, dst + over_nvlink
-    best_share = np.zeros(2 * nodes)
-    np.fmax.at(best_share, np.concatenate([sender, receiver]), np.concatenate([expected, expected]))
+    # Highest reference of each side; a sample with a much lower reference is limited by its path instead
+    best_expected = np.zeros(2 * nodes)
+    np.fmax.at(best_expected, np.concatenate([sender, receiver]), np.concatenate([expected, expected]))
     share = np.divide(value, expected, out=np.zeros_like(value), where=expected > 0)
     return Samples(
-        nodes,
-        src,
-        dst,
-        value,
-        rounds,
-        classes,
-        expected,
-        references,
-        share,
-        sender,
-        receiver,
-        expected >= TAU * best_share[sender],
-        expected >= TAU * best_share[receiver],
+        nodes=nodes,
+        src=src,
+        dst=dst,
+        value=value,
+        rounds=rounds,
+        classes=classes,
+        expected_gbytes_per_s=expected,
+        references=references,
+        share=share,
+        sender=sender,
+        receiver=receiver,
+        tells_sender=expected >= TAU * best_expected[sender],
+        tells_receiver=expected >= TAU * best_expected[receiver],
     )
 
 

@@ -65,6 +65,7 @@ def uneven_parts(elements: int, ranks: int) -> list[int]:
     Models tokens routed to experts: every other rank gets three times as much. All ranks send and receive the
     same total and keep half a part, so the traffic on the wires is known.
     """
+    # Small and large parts alternate and add up to two equal parts; the last of an odd number is equal
     small, large = elements // 2, 2 * elements - elements // 2
     return [elements if 2 * (rank // 2) + 1 == ranks else (small, large)[rank % 2] for rank in range(ranks)]
 

@@ -26,7 +26,7 @@ class Ceiling(NamedTuple):
     """Upper bound of a figure, and a description of its source."""
 
     value: float
-    words: str
+    description: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

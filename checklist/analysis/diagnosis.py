@@ -153,7 +153,7 @@ def diagnose(
         nodes=nodes,
         reference_gbytes_per_s=samples.main_reference,
         basis="spec" if samples.main_reference == spec_gbytes_per_s else "median",
-        references={paths.words(number): value for number, value in samples.references.items()},
+        references={paths.describe(number): value for number, value in samples.references.items()},
         transmit=_best_of_sides(samples, samples.src),
         receive=_best_of_sides(samples, samples.dst),
         faults=(*faults, *reported),
@@ -170,7 +170,7 @@ def _uneven(bounds: Bounds, paths: Paths) -> tuple[UnevenPath, ...]:
     references = bounds.samples.references
     return tuple(
         UnevenPath(
-            path=paths.words(path.number),
+            path=paths.describe(path.number),
             fast=path.fast,
             nodes=path.nodes,
             most_gbytes_per_s=path.most_gbytes_per_s,
@@ -313,6 +313,11 @@ def _fastest(bounds: Bounds, mask: Flags, count: int) -> list[tuple[int, int]]:
 
 
 def _faults(bounds: Bounds, alone: Alone, expected: ExpectedAlone, tau: float) -> list[Fault]:
+    """Return slow nodes and links, each with its status after the measurements in isolation.
+
+    The share of a side is that of its pairs in isolation, if these were measured. ``tau``: share below which
+    a side is slow.
+    """
     sides: dict[tuple[int, Status], dict[str, float]] = {}
     for side, mask, bound in (
         ("transmit", bounds.blamed_tx, bounds.tx),

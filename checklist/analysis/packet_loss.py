@@ -100,6 +100,7 @@ def stall(pair: Pair) -> float:
 
 
 def _bad(results: list[Pair]) -> bool:
+    """Return whether a path loses packets: a stall, a high rate, or, without counters, uneven messages."""
     loss_rate = rate(results)
     if any(stall(pair) for pair in results):
         return True

@@ -81,7 +81,7 @@ class Paths:
         count = len(self.names)
         return number // count % count == number % count
 
-    def words(self, number: int) -> str:
+    def describe(self, number: int) -> str:
         """Describe a class for users."""
         count = len(self.names)
         path, low, high = number // count**2, number // count % count, number % count

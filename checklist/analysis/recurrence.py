@@ -47,7 +47,7 @@ class Recurrence:
         return len(self.nights) >= NIGHTS
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """Description of when and how often it was seen."""
         return f"on {len(self.nights)} of {self.looked} nights ({', '.join(self.nights)})"
 

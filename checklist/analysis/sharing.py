@@ -40,8 +40,12 @@ class Shared:
     share: float
 
 
-def repeat(pairs: Iterable[Pair]) -> Repeat | None:
-    """Select the round with the most couples slow only in that round, and controls from a healthy round."""
+def select_repeat(pairs: Iterable[Pair]) -> Repeat | None:
+    """Select the couples to measure together again; None if there are fewer than ``FEWEST`` of either list.
+
+    ``shared``: the couples that were slow in one round but not in isolation, of the round with the most of
+    them. ``controls``: as many couples of the largest round without such a couple.
+    """
     all_pairs = tuple(pairs)
     isolated = _Isolated(all_pairs)
     shared: list[Link] = []

@@ -56,18 +56,20 @@ def sound(measurements: Measurements) -> Measurements:
     run, unsound = measurements, list(measurements.unsound)
     ceilings, nodes = Ceilings.from_run(run), run.nodes_by_rank
 
-    def kept(items: Iterable[T], check: Callable[[T], tuple[T | None, Iterable[Unsound]]]) -> tuple[T, ...]:
+    def possible(
+        items: Iterable[T], check: Callable[[T], tuple[T | None, Iterable[Unsound]]]
+    ) -> tuple[T, ...]:
         return _filter(items, check, unsound)
 
     return replace(
         run,
-        facts=kept(run.facts, _facts),
-        health=kept(run.health, lambda state: _health(state, nodes.get(state.rank))),
-        probes=kept(run.probes, _probe),
-        locals=kept(run.locals, lambda local: _local(local, nodes.get(local.rank), ceilings)),
-        collectives=kept(run.collectives, lambda item: _collective(item, ceilings)),
-        pairs=kept(run.pairs, lambda pair: _pair(pair, ceilings)),
-        counters=kept(run.counters, _counters),
+        facts=possible(run.facts, _facts),
+        health=possible(run.health, lambda state: _health(state, nodes.get(state.rank))),
+        probes=possible(run.probes, _probe),
+        locals=possible(run.locals, lambda local: _local(local, nodes.get(local.rank), ceilings)),
+        collectives=possible(run.collectives, lambda item: _collective(item, ceilings)),
+        pairs=possible(run.pairs, lambda pair: _pair(pair, ceilings)),
+        counters=possible(run.counters, _counters),
         unsound=tuple(dict.fromkeys(unsound)),
     )
 
@@ -91,7 +93,7 @@ def why_impossible(value: float | None, unit: str = "s", ceiling: Ceiling | None
     if value <= 0:
         return "negative" if value < 0 else "no rate" if ceiling else "no time at all"
     if ceiling is not None and value > ceiling.value:
-        return f"more than {ceiling.value:.4g} {unit}, {ceiling.words}"
+        return f"more than {ceiling.value:.4g} {unit}, {ceiling.description}"
     return None
 
 

@@ -21,8 +21,8 @@ def common_cause(context: JudgingContext, findings: Iterable[Finding]) -> str | 
     """Describe the unit or rail that most faulty parts share, the least likely by chance; None if none."""
     reported = tuple(findings)
     causes = [] if context.local else [*_shared_units(context, reported), *_shared_rails(context, reported)]
-    chance, words = min(causes, key=lambda cause: cause[0], default=(1.0, ""))
-    return words if chance <= CHANCE else None
+    chance, description = min(causes, key=lambda cause: cause[0], default=(1.0, ""))
+    return description if chance <= CHANCE else None
 
 
 def _shared_units(context: JudgingContext, findings: tuple[Finding, ...]) -> Iterator[tuple[float, str]]:
@@ -42,8 +42,10 @@ def _shared_units(context: JudgingContext, findings: tuple[Finding, ...]) -> Ite
         if inside < FEWEST or 2 * inside <= len(faulty):
             continue
         chance = len(units) * _at_least(inside, len(faulty), len(members), len(context.leaders))
-        words = f"{inside} of the {len(faulty)} nodes with findings are among the {len(members)} of {unit}: "
-        yield chance, f"{words}check its switch, cabling and power first."
+        description = (
+            f"{inside} of the {len(faulty)} nodes with findings are among the {len(members)} of {unit}: "
+        )
+        yield chance, f"{description}check its switch, cabling and power first."
 
 
 def _shared_rails(context: JudgingContext, findings: tuple[Finding, ...]) -> Iterator[tuple[float, str]]:

@@ -23,7 +23,7 @@ class Comparison:
     expected: float | None = None
     basis: Basis = "none"
     source: str | None = None
-    words: str = ""
+    deficit: str = ""
     """Description of the deficit, which follows the figure in a sentence."""
 
     @property
@@ -85,22 +85,22 @@ def _compare_with_floor(value: float, threshold: Threshold | None) -> Comparison
     if threshold is None:
         return Comparison()
     level: Level = "PASS"
-    words = ""
+    deficit = ""
     if value < threshold.floor:
-        level, words = "FAIL", f"below the floor {threshold.floor:g} ({threshold.kind})"
+        level, deficit = "FAIL", f"below the floor {threshold.floor:g} ({threshold.kind})"
     elif threshold.warn is not None and value < threshold.warn:
-        level, words = "WARN", f"below what is usual, {threshold.warn:g}"
-    return Comparison(level, threshold.floor, "floor", threshold.origin, words)
+        level, deficit = "WARN", f"below what is usual, {threshold.warn:g}"
+    return Comparison(level, threshold.floor, "floor", threshold.origin, deficit)
 
 
 def _compare_with_expectation(value: float, expectation: Expectation | None) -> Comparison:
     if expectation is None:
         return Comparison()
     level = expectation.verdict(value)
-    words = (
+    deficit = (
         f"of {expectation.typical:.3g} expected (at least {expectation.low:.3g}): {expectation.arithmetic}"
     )
-    return Comparison(level, expectation.typical, "expectation", expectation.arithmetic, words)
+    return Comparison(level, expectation.typical, "expectation", expectation.arithmetic, deficit)
 
 
 def _compare_with_peers(value: float, against_peers: tuple[Level, float] | None) -> Comparison:
@@ -116,5 +116,5 @@ def compare_with_history(past: Past | None) -> Comparison:
     """Compare a figure with its own history alone."""
     if past is None:
         return Comparison()
-    words = f"{-past.change:.0%} worse than its past, {past.median:.4g}"
-    return Comparison(past.verdict, past.median, "history", None, words)
+    deficit = f"{-past.change:.0%} worse than its past, {past.median:.4g}"
+    return Comparison(past.verdict, past.median, "history", None, deficit)

@@ -134,7 +134,7 @@ def _limited(result: CheckResult, covered: Coverage, expected: int | None = None
     result = replace(result, coverage=covered)
     if covered.measured >= covered.of:
         return result
-    extent = covered.words
+    extent = covered.description
     if (
         covered.measured < LEAST_SHARE * (covered.of if expected is None else expected)
         and result.verdict == "PASS"

@@ -205,7 +205,7 @@ class _NodeAgent:
 
 def _result(message: control.End) -> End:
     if message.error is not None or message.measurements is None:
-        raise UserError(message.error or "Rank 0 has ended the run without a word.", message.advice)
+        raise UserError(message.error or "Rank 0 ended the run without a reason.", message.advice)
     record = measurements.record(Measurements, message.measurements)
     return End(measurements=record, status=message.status)
 

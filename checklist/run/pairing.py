@@ -177,11 +177,9 @@ class _SecondPass:
 
 
 def _repeat_shared(run: Session, ceilings: Ceilings, number: int) -> str | None:
-    """Measure pairs again that were slow together and healthy alone, alternating with as many healthy
-    pairs.
-    """
+    """Repeat the pairs that were slow only together, alternating with as many healthy pairs."""
     lost_nodes = {hang.node for hang in run.hangs}
-    shared = sharing.repeat(without_lost(sound_pairs(run.results.pairs, ceilings), lost_nodes))
+    shared = sharing.select_repeat(without_lost(sound_pairs(run.results.pairs, ceilings), lost_nodes))
     if shared is None:
         return None
     problem = None

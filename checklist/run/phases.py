@@ -131,12 +131,10 @@ def world(run: Session) -> str | None:
     refuse_busy(run)
     ranks = run.ranks
     if len(ranks) < run.rendezvous.world:
-        raise PhaseSkipped(
-            f"{run.rendezvous.world - len(ranks)} of {run.rendezvous.world} ranks are not there"
-        )
+        raise PhaseSkipped(f"{run.rendezvous.world - len(ranks)} of {run.rendezvous.world} ranks are missing")
     if len(ranks) < 2:
         raise PhaseSkipped("it takes two ranks")
-    _refuse_cut(run)
+    _require_connectivity(run)
     # A hang here would be everybody's: start from processes that nothing has happened to.
     problem = _join(run, ranks)
     if problem is None:
@@ -248,8 +246,8 @@ def _health(run: Session, when: str) -> None:
     run.results.health += [record(GpuHealth, state) for reply in outcome.replies.values() for state in reply]
 
 
-def _refuse_cut(run: Session) -> None:
-    """Skip collectives over hosts that cannot reach each other: they would hang and show nothing new."""
+def _require_connectivity(run: Session) -> None:
+    """Skip the phase if hosts cannot reach each other: a collective would hang without a new finding."""
     if run.unusable:
         rank, reason = next(iter(sorted(run.unusable.items())))
         raise PhaseSkipped(f"a collective would hang: on rank {rank}, {reason}")

@@ -150,7 +150,7 @@ def main(flow: type[Any], command_line: CommandLine | None = None) -> None:
         print_line(error.problem)
         print_line(error.advice)
         raise SystemExit(USER_ERROR_STATUS) from None
-    printed_errors = _enter_command_line(flow, command_line and _program_name(command_line), cause)
+    printed_errors = _configure_command_line(flow, command_line and _program_name(command_line), cause)
     failed = False
     try:
         flow()
@@ -186,13 +186,13 @@ def _program_name(command_line: CommandLine) -> str:
     return command_line(sys.argv[0], ())
 
 
-def _enter_command_line(
+def _configure_command_line(
     flow: type[Any], name: str | None, cause: FailureCause | None
 ) -> list[MetaflowException]:
-    """Show ``name`` as the command in Metaflow's help, if given, instead of the flow's file.
+    """Configure Metaflow's help and its output of errors; return the list that receives these errors.
 
-    Returns a list that collects the errors that Metaflow prints without a traceback. Once a task has failed,
-    its cause replaces the scheduler's error about the terminal step.
+    ``name`` replaces the flow's file in the help. ``cause``: once it has lines, Metaflow's internal errors,
+    such as the scheduler's about the terminal step, are collected but not printed.
     """
     with flow_context(flow):  # the options depend on the flow
         from metaflow import cli

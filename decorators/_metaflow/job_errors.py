@@ -91,6 +91,8 @@ def _with_kubernetes_errors(
     explain: Callable[[Exception, str], UserError],
     describe_pods: Callable[[WaitedJob], list[str]],
 ) -> Callable[..., None]:
+    """Wrap Metaflow's wait for a Kubernetes job: print why its pods failed, and explain other errors."""
+
     @functools.wraps(original)
     def explained(self: Any, *args: Any, **kwargs: Any) -> None:
         job = None

@@ -74,7 +74,7 @@ def watch(remove: Callable[[WaitedJob], None]) -> DatastoreWatch | None:
 
 
 def probe_once(root: str) -> None:
-    """Request one key with the current credentials; a final error of S3 also counts as available."""
+    """Request one key with the current credentials. Raises transient errors; any other means available."""
     address = urlparse(root)
     client, error_class = _metaflow.s3_client(brief=True)
     try:

@@ -79,6 +79,8 @@ def attention_kinds(m: ModelShape) -> list[tuple[int, dict[str, tuple[int, int]]
         return [(m.attention_layers, attention_shapes(m), attention_extras(m)), *_compressors(m)]
     if not m.global_head_dim:
         return [(m.attention_layers, attention_shapes(m), attention_extras(m))]
+    # Blocks with a window and global blocks differ in size. Reused: blocks without own keys and values.
+    # Shared: the values are the keys
     kinds = []
     for head_dim, kv_heads, blocks, reused, shared in (
         (m.head_dim, m.kv_heads, m.sliding_layers, m.reused_kv_sliding, False),

@@ -90,8 +90,9 @@ def assemble(
     )
     if plan.planned_only is None:
         return plan
-    mark = "" if job.engine not in LAUNCHED_ENGINES else "planned only: "
-    return replace(plan, why=(*plan.why, f"{mark}{plan.planned_only}"))
+    # The reason of an engine that is never launched says so itself
+    prefix = "planned only: " if job.engine in LAUNCHED_ENGINES else ""
+    return replace(plan, why=(*plan.why, f"{prefix}{plan.planned_only}"))
 
 
 def _interruptions(job: Job, candidate: Candidate, tokens: int | None, budget: int) -> Interruptions | None:

@@ -171,28 +171,28 @@ class Survey:
         return self.target.kind == "catalogue" or self.goals != Goals()
 
 
-def _is_dominated(first: Candidate, second: Candidate) -> bool:
-    """Return whether ``first`` replaces ``second``: as many GPUs on fewer nodes of the same cloud.
+def _is_dominated(better: Candidate, candidate: Candidate) -> bool:
+    """Return whether ``better`` replaces ``candidate``: as many GPUs on fewer nodes of the same cloud.
 
-    It must be no worse in availability, evidence and idle GPUs and, unless nodes of ``second`` have one GPU,
-    no more expensive.
+    It must be no worse in availability, evidence and idle GPUs, and no more expensive unless nodes of
+    ``candidate`` have one GPU.
     """
-    first_place, second_place = first.place, second.place
-    if first_place is None or second_place is None or first_place.cloud != second_place.cloud:
+    better_place, place = better.place, candidate.place
+    if better_place is None or place is None or better_place.cloud != place.cloud:
         return False
-    if why_rare(first_place) and not why_rare(second_place):
+    if why_rare(better_place) and not why_rare(place):
         return False
-    if (first.unmeasured, first.idle_gpus > 0) > (second.unmeasured, second.idle_gpus > 0):
+    if (better.unmeasured, better.idle_gpus > 0) > (candidate.unmeasured, candidate.idle_gpus > 0):
         return False
-    gpus = second.layout.world_size
-    if second_place.gpus == 1:
-        return first_place.gpus >= gpus or (
-            first.layout.nodes < second.layout.nodes and first.layout.world_size >= gpus
+    gpus = candidate.layout.world_size
+    if place.gpus == 1:
+        return better_place.gpus >= gpus or (
+            better.layout.nodes < candidate.layout.nodes and better.layout.world_size >= gpus
         )
-    prices = (first.usd_per_hour, second.usd_per_hour)
+    prices = (better.usd_per_hour, candidate.usd_per_hour)
     more_expensive = prices[0] is None or prices[1] is None or round(prices[0], 2) > round(prices[1], 2)
-    same_gpus = first_place.gpu.name == second_place.gpu.name and first.layout.world_size >= gpus
-    return same_gpus and first.layout.nodes < second.layout.nodes and not more_expensive
+    same_gpus = better_place.gpu.name == place.gpu.name and better.layout.world_size >= gpus
+    return same_gpus and better.layout.nodes < candidate.layout.nodes and not more_expensive
 
 
 def survey_places(job: Job, target: Target, goals: Goals, evidence: Evidence) -> Survey:

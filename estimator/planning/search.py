@@ -358,7 +358,12 @@ class Search:
     def _on_one_gpu(self) -> Setup:
         """Return the training step of the complete model in one process."""
         unsharded = Spread(sharding=single_process_sharding(self.job))
-        return setup_of(self.job, self.ladders.layout(1, 1, unsharded, False, 1, 1))
+        return setup_of(
+            self.job,
+            self.ladders.layout(
+                nodes=1, processes=1, spread=unsharded, checkpointing=False, micro_batch_size=1, passes=1
+            ),
+        )
 
     def _is_measured(self, gpu: Gpu | None) -> bool:
         """Return whether earlier runs on that GPU correct the memory formulas."""

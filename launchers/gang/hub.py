@@ -111,6 +111,7 @@ class Hub(Control):
         return paces
 
     def last_step(self) -> int | None:
+        """Select and send the final step; None while nodes have not stopped and the settling time lasts."""
         with self._lock:
             if self._final_step is not None or not self._stopped:
                 return self._final_step

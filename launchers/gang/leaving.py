@@ -46,7 +46,7 @@ class Cadence:
         if step == self._job.total_steps:  # the result follows
             return False
         if self._last is None and (self._folder / "asked").exists():
-            self._last = self._choice(step)
+            self._last = self._final_step(step)
         interval = self._job.checkpoint_every
         return step == self._last or bool(interval and step % interval == 0)
 
@@ -55,7 +55,8 @@ class Cadence:
         while step == self._last:
             time.sleep(1)
 
-    def _choice(self, step: int) -> int:
+    def _final_step(self, step: int) -> int:
+        """Report that this rank has stopped after ``step``; wait for the final step that node 0 selects."""
         write_atomically(self._file, str(step))
         deadline = time.monotonic() + DECISION_S
         while time.monotonic() < deadline:

@@ -130,7 +130,7 @@ class _Node:
             uploads.remove_unfinished()
             self._drain(uploads, self._timeouts.upload_after_failure)
         except BaseException as error:
-            failure = self._of_task(error)
+            failure = self._task_failure(error)
             if isinstance(error, SystemExit):  # has no message
                 _log.warning("%s", failure.message)
             self._control.report(Failed(failure=failure))
@@ -170,7 +170,7 @@ class _Node:
                 uploads.poll()
                 if uploads.error is not None and not upload_failure_sent:
                     upload_failure_sent = True
-                    self._control.report(Failed(failure=self._of_task(uploads.error)))
+                    self._control.report(Failed(failure=self._task_failure(uploads.error)))
                 if not done_sent and not upload_failure_sent and ranks.finished():
                     trained_at = trained_at or time.monotonic()
                     if uploads.idle and self._control.peers_done():
@@ -275,7 +275,8 @@ class _Node:
         while self._control.verdict() is None and time.monotonic() < deadline:
             time.sleep(0.05)
 
-    def _of_task(self, error: BaseException) -> Failure:
+    def _task_failure(self, error: BaseException) -> Failure:
+        """Convert an error of this node's task: user error, stopped process, or defect with traceback."""
         node, host = self._address.node, self._host
         if isinstance(error, UserError):
             return Failure.now("user", node, host, error.problem, advice=error.advice)

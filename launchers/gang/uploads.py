@@ -82,6 +82,7 @@ class Uploads:
                 self._queue.task_done()
 
     def _put(self, store: CheckpointStore, step: int, folder: Path | None) -> None:
+        """Store this node's part of a checkpoint; if ``folder`` is None, commit the checkpoint."""
         if folder is not None:
             store.put_part(step, self._node, folder)
             self._control.report(PartStored(step=step))

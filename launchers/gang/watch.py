@@ -111,12 +111,12 @@ class LocalRanks:
         if not unfinished:
             return
         if code is not None and code < 0:
-            yield self._of_agent(f"was ended by {signal_name(-code)}")
+            yield self._agent_failure(f"was ended by {signal_name(-code)}")
             return
         if not self._cause_reported:
             yield from self._dead(unfinished)
         if code is not None and not self._reported:
-            yield self._of_ended_agent(code)
+            yield self._ended_agent_failure(code)
         if code is None:
             yield from self._silent(unfinished)
 
@@ -130,13 +130,13 @@ class LocalRanks:
         for rank in dead:
             since, at = self._missing_since[rank]
             if pids[rank] in codes or now - since > _EXIT_CODE_WAIT_S:
-                failure = self._of_dead(rank, codes.get(pids[rank]), at)
+                failure = self._dead_rank_failure(rank, codes.get(pids[rank]), at)
                 # Once a rank has failed, torchrun ends the node's other ranks with SIGTERM
                 ended = codes.get(pids[rank]) in (None, -signal.SIGTERM)
                 secondary = ended and (len(dead) > 1 or bool(self._reported))
                 yield replace(failure, secondary=secondary)
 
-    def _of_dead(self, rank: int, code: int | None, at: float) -> Failure:
+    def _dead_rank_failure(self, rank: int, code: int | None, at: float) -> Failure:
         out_of_memory = code == -signal.SIGKILL and (oom_kills() or 0) > (self._oom_kills or 0)
         if code is None:
             ending = "ended without an exit code"
@@ -152,19 +152,19 @@ class LocalRanks:
             "rank", f"rank {rank} on {self._host} {ending}", at, rank, out_of_memory=out_of_memory
         )
 
-    def _of_ended_agent(self, code: int) -> Failure:
+    def _ended_agent_failure(self, code: int) -> Failure:
         """Describe an agent that ended by itself before any rank reported an error."""
         log = self._agent_log()
         match = _EXIT_RANK.search(log)
         if match is not None:
-            return self._of_dead(self.ranks[int(match[2])], int(match[1]), time.time())
+            return self._dead_rank_failure(self.ranks[int(match[2])], int(match[1]), time.time())
         if code == 0:
-            return self._of_agent("ended before its ranks had trained to the end")
+            return self._agent_failure("ended before its ranks had trained to the end")
         end = "\n".join(log.splitlines()[-20:])
-        failure = self._of_agent(f"ended with exit code {code}")
+        failure = self._agent_failure(f"ended with exit code {code}")
         return replace(failure, traceback=f"The end of its log:\n{end}")
 
-    def _of_agent(self, ending: str) -> Failure:
+    def _agent_failure(self, ending: str) -> Failure:
         message = f"the agent of node {self._node} on {self._host} {ending}"
         return Failure.now("agent", self._node, self._host, message)
 

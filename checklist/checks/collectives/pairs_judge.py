@@ -88,6 +88,12 @@ def _local_pairs(context: JudgingContext, _: Diagnosis, threshold: Threshold | N
 
 
 def _networked_pairs(context: JudgingContext, diagnosis: Diagnosis, threshold: Threshold | None) -> Judgment:
+    """Judge pairs of nodes on a network.
+
+    Findings, in this order of precedence: faults that the diagnosis names, with undecided and crowded links;
+    the median pair below its reference; nodes below their own past, or else uneven paths. NO-VERDICT without
+    findings if pairs are unmeasured, or if few nodes have no reference.
+    """
     median, comparison, figures = _median_pair(context, threshold)
     size = context.measurements.pairs[0].bytes
     sides = {SENT: _sides(context, diagnosis.transmit), RECEIVED: _sides(context, diagnosis.receive)}
@@ -106,7 +112,7 @@ def _networked_pairs(context: JudgingContext, diagnosis: Diagnosis, threshold: T
         return no_verdict("pairs", reason, measured=True, nodes=context.all_names, figures=figures)
     if comparison.level in ("WARN", "FAIL") and not findings:
         separator = " " if comparison.basis == "expectation" else ", "
-        title = f"The median pair reaches {median:.4g} GB/s{separator}{comparison.words}."
+        title = f"The median pair reaches {median:.4g} GB/s{separator}{comparison.deficit}."
         findings.append(finding("pairs", comparison.code, comparison.level, title))
     findings = findings or _below_own_past(context, size, sides) or _uneven(context, diagnosis)
     if len(context.measurements.nodes) < FEWEST_NODES and comparison.level is None and not findings:

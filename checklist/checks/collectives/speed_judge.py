@@ -254,7 +254,7 @@ def _judge_locals(
         figures.append(comparison.figure(kind, value, unit, node=name, rank=local.rank))
         if comparison.level in ("WARN", "FAIL") and floors.get(local.rank) not in common:
             peer = "" if local.peer is None else f" to rank {local.peer}"
-            title = f"{kind} of rank {local.rank}{peer} ({name}): {value:.4g} {unit}, {comparison.words}."
+            title = f"{kind} of rank {local.rank}{peer} ({name}): {value:.4g} {unit}, {comparison.deficit}."
             code = "peer-copy-slow" if check == "peer-copy" else comparison.code
             findings.append(finding(check, code, comparison.level, title, nodes=[name], ranks=[local.rank]))
     worse = any(figure.verdict in ("WARN", "FAIL") for figure in figures)
@@ -378,7 +378,7 @@ def _slowest_over_time(
     if past.level is None:
         return []
     if past.level != "PASS" and not blamed:
-        title = f"The slowest {kind}, {minimum:.4g} {unit}, is {past.words}."
+        title = f"The slowest {kind}, {minimum:.4g} {unit}, is {past.deficit}."
         name = context.name_of_rank(slowest.rank)
         findings.append(finding(check, past.code, past.level, title, suspects=[name], ranks=[slowest.rank]))
     return [past.figure(f"{kind}, slowest", minimum, unit)]

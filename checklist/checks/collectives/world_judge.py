@@ -155,7 +155,7 @@ def latency(context: JudgingContext) -> Judgment:
         )
         figures.append(comparison.figure(name, value, "s"))
         if comparison.level in ("WARN", "FAIL"):
-            title = f"{op} of a small message takes {value * 1e6:.0f} us, {comparison.words} s."
+            title = f"{op} of a small message takes {value * 1e6:.0f} us, {comparison.deficit} s."
             findings.append(finding("latency", comparison.code, comparison.level, title))
     return _judge_figures(context, "latency", figures, findings, records)
 
@@ -201,7 +201,7 @@ def bandwidth(context: JudgingContext) -> Judgment:
             figures.append(comparison.figure(name, value, "GB/s", size_bytes=item.bytes))
         if comparison.level in ("WARN", "FAIL"):
             separator = " " if comparison.basis == "expectation" else ", "
-            title = f"{name} of {format_bytes(item.bytes)}: {value:.3g} GB/s{separator}{comparison.words}"
+            title = f"{name} of {format_bytes(item.bytes)}: {value:.3g} GB/s{separator}{comparison.deficit}"
             code, pattern = comparison.code, ""
             if comparison.basis in ("floor", "expectation") and _topology_suspect(context):
                 code = "topology-file"

@@ -139,7 +139,8 @@ def _intermittent(context: JudgingContext, fault: Loss) -> Finding:
     recurred = recurrence.count_nights(
         names, [*recurrence.recent(context.sightings, context.finished_unix), this_run]
     )
-    title = f"Packets {where} were lost for a while: {', '.join(symptoms)}, {timing}. Seen {recurred.words}."
+    title = f"Packets {where} were lost for a while: {', '.join(symptoms)}, {timing}."
+    title += f" Seen {recurred.description}."
     nodes, suspects = ((), names) if fault.node is None else (names, ())
     nic = nic_of(context, fault.pairs[0][0] if fault.node is None else fault.node)
     return finding("loss", "loss-intermittent", "WARN", title, nodes=nodes, suspects=suspects, nic=nic)
@@ -158,7 +159,7 @@ def _of_nights(context: JudgingContext, case: Recurrence) -> Finding:
     """Build the finding of a node or link that lost packets on several nights."""
     link = len(case.names) > 1
     owner = f"between {' and '.join(case.names)}" if link else f"of {case.names[0]}"
-    title = f"The link {owner} comes and goes: seen {case.words}."
+    title = f"The link {owner} comes and goes: seen {case.description}."
     nodes, suspects = ((), case.names) if link else (case.names, ())
     node = next(node for node in context.measurements.nodes if context.name(node) == case.names[0])
     return finding(

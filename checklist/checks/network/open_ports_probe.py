@@ -24,7 +24,7 @@ _BACKLOG = 64
 
 
 def open_some(context: Context, address: str, other_address: str | None) -> dict[str, Any]:
-    """Listen on ports of this host's range, and on one of its address of the other family."""
+    """Listen on ports sampled from this host's ephemeral range; on one port of ``other_address``, if any."""
     close(context)
     low, high = (int(number) for number in RANGE.read_text().split())
     step = (high - low + 1) / TRIED

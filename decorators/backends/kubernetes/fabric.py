@@ -96,6 +96,10 @@ def describe_unused(devices: tuple[str, ...]) -> tuple[str, str]:
 
 
 def _used(row: PodFabric, offered: dict[str, int], facts: ClusterFacts) -> UsedFabric | None:
+    """Return the devices and annotations that a pod requests for a fabric; None if the nodes do not offer it.
+
+    ``offered``: minimum count of each device over the nodes.
+    """
     names = [name for name in sorted(offered) if fnmatchcase(name, row.resource) and _is_fabric(name)]
     networks: list[Network] = []
     if row.network == "multus":

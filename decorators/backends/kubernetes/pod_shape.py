@@ -36,7 +36,7 @@ def install() -> None:
     """Apply the patches to the pods that this process requests."""
 
     def patches_of(step: str, jobset: str | None) -> list[Json]:
-        return [_of_every_pod(jobset), *_read_variable().get(step, [])]
+        return [_common_patch(jobset), *_read_variable().get(step, [])]
 
     _metaflow.shape_pods(patches_of, merge, main=MAIN)
 
@@ -48,7 +48,8 @@ def graceful(grace_period_s: int) -> Json:
     return {"spec": {"terminationGracePeriodSeconds": grace_period_s, "containers": [main]}}
 
 
-def _of_every_pod(jobset: str | None) -> Json:
+def _common_patch(jobset: str | None) -> Json:
+    """Return the patch of every pod: node name, placement next to the JobSet's other pods, priority class."""
     spec: Json = {"containers": [{"name": MAIN, "env": [_NODE_NAME]}]}
     if jobset:
         spec["affinity"] = affinity_of(jobset)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from decorators.backends.interface import ClusterFacts
 from decorators.backends.kubernetes.nodes import Preflight
 from decorators.backends.kubernetes.request import MB, efa_interfaces, gpu_resource, sizes
-from decorators.backends.kubernetes.security import ENFORCE, option
+from decorators.backends.kubernetes.security import ENFORCE, security_context_option
 from estimator.hardware.cluster.api import Json
 from estimator.hardware.cluster.nodes import DISK, EFA
 from estimator.hardware.cluster.priorities import read_priority_classes
@@ -118,7 +118,9 @@ def pod_security(preflight: Preflight, *, pod: Mapping[str, float]) -> None:  # 
     level = (namespace.get("metadata", {}).get("labels") or {}).get(ENFORCE)
     if level == "restricted" and not preflight.pods.restricted:
         preflight.findings.no(
-            "pod security", f"namespace {preflight.pods.namespace} allows only restricted pods", option()
+            "pod security",
+            f"namespace {preflight.pods.namespace} allows only restricted pods",
+            security_context_option(),
         )
 
 

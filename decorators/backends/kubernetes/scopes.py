@@ -10,7 +10,7 @@ from estimator.hardware.cluster.quotas import QuotaPod
 
 
 def quota_pod(options: Options) -> QuotaPod:
-    """Return the properties, including the user's patch of the pod template."""
+    """Return what quota scopes depend on in a run's pods, after the user's patch of the pod template."""
     # set by Metaflow and by this package
     defaults = {"activeDeadlineSeconds": 1, "priorityClassName": options.priority_class}
     spec = merge({"spec": defaults}, dict(options.pod_template or {})).get("spec") or {}

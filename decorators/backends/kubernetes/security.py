@@ -21,8 +21,8 @@ RESTRICTED: dict[str, Any] = {  # Kubernetes, "pod security standards"
 }
 
 
-def option() -> str:
-    """Return the flow option that makes its pods meet the standard, quoted for a shell."""
+def security_context_option() -> str:
+    """Return the option of a flow with which its pods meet the standard, quoted for a shell."""
     context = json.dumps(RESTRICTED, separators=(",", ":"))
     return f"--with {shlex.quote(f'kubernetes:security_context={context}')}"
 

@@ -77,6 +77,10 @@ def build(tables: Tables, warnings: tuple[str, ...] = ()) -> Catalogue:
 
 
 def _overlay_gpu(tables: Tables, row: HardwareRow) -> None:
+    """Change the GPU that the row names, or add it. Raises UserError.
+
+    Aliases are added to those of the table. A row that changes the size removes the table's CUDA size.
+    """
     name = row.cells["gpu"]
     key = tables.gpu_key(name)
     cells = dict(row.cells)

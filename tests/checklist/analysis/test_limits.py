@@ -151,7 +151,7 @@ def test_a_class_of_paths_names_its_node_kinds_in_both_directions() -> None:
     numbers = paths.classes(src, dst).tolist()
     assert numbers[2] == numbers[3]
     assert [paths.one_kind(number) for number in numbers] == [True, True, False, False]
-    assert [paths.words(number).partition(", ")[2] for number in numbers[:3]] == [
+    assert [paths.describe(number).partition(", ")[2] for number in numbers[:3]] == [
         "A100",
         "H100",
         "A100 and H100",

@@ -19,7 +19,7 @@ def test_a_node_seen_on_three_nights_is_named_with_the_nights() -> None:
     (recurring_faults,) = recurring(looks((("a", "b"),), (), (("b", "c"),), (("b",),)))
     assert recurring_faults.names == ("b",)
     assert recurring_faults.nights == ("1970-01-01", "1970-01-03", "1970-01-04")
-    assert recurring_faults.words == "on 3 of 4 nights (1970-01-01, 1970-01-03, 1970-01-04)"
+    assert recurring_faults.description == "on 3 of 4 nights (1970-01-01, 1970-01-03, 1970-01-04)"
     assert recurring_faults.enough
 
 

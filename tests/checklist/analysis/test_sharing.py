@@ -38,7 +38,7 @@ def run(uplink: float, busy: Busy = FREE, *, later: float | None = None, seed: i
     for number, pair in enumerate(tuple(pairs)):
         value = 24.0 * FREE(noise)
         pairs.append(dataclasses.replace(pair, gbytes_per_s=value, round=100 + number, alone=True))
-    repeat = sharing.repeat(pairs)
+    repeat = sharing.select_repeat(pairs)
     if repeat is None:
         return pairs
     number = 500
@@ -60,7 +60,7 @@ def test_pairs_that_share_an_uplink_are_named_with_the_bandwidth_left_to_each(up
 
 def test_a_full_speed_uplink_gives_no_finding_and_no_repetition() -> None:
     pairs = run(3.0)
-    assert sharing.repeat(pairs) is None
+    assert sharing.select_repeat(pairs) is None
     assert not any(pair.repeat for pair in pairs)
     assert sharing.find(pairs) is None
 
@@ -77,8 +77,8 @@ def test_two_slow_pairs_are_measured_again_and_a_single_one_is_not(share: float,
     once = [Pair(src=src, dst=dst, round=0, gbytes_per_s=share) for src, dst in slow]
     once += [Pair(src=src, dst=dst, round=1, gbytes_per_s=sharing.TAU) for src, dst in well]
     alone = [dataclasses.replace(pair, round=9, gbytes_per_s=1.0, alone=True) for pair in once]
-    assert sharing.repeat([*once, *alone]) == (sharing.Repeat(slow, well) if repeated else None)
-    assert sharing.repeat([*once[1:], *alone]) is None
+    assert sharing.select_repeat([*once, *alone]) == (sharing.Repeat(slow, well) if repeated else None)
+    assert sharing.select_repeat([*once[1:], *alone]) is None
 
 
 @pytest.mark.parametrize("slow", [0.1, 0.3, 0.5, 0.8])

@@ -283,7 +283,7 @@ def test_a_run_with_a_missing_rank_ends_and_names_it(monkeypatch: pytest.MonkeyP
     assert [fact.rank for fact in measured.facts] == [0]
     assert any("Rank 1 did not join within" in note for note in measured.notes)
     world = measured.phase("world")
-    assert (world.status, world.reason) == ("skipped", "1 of 2 ranks are not there")
+    assert (world.status, world.reason) == ("skipped", "1 of 2 ranks are missing")
 
 
 @pytest.mark.parametrize(
