@@ -15,6 +15,7 @@ from estimator.memory import diffusion, implementations, latents
 from estimator.memory.activations import (
     backward_bytes,
     block_bytes,
+    frozen_input_bytes,
     boundary_bytes,
     head_input_bytes,
     selective_bytes,
@@ -367,7 +368,7 @@ def _activations(setup: Setup, part: Part, block_per_token: float) -> tuple[int,
     block = int(tokens * (block_per_token + backward_bytes(setup)))
     layers = max(part.layers - setup.idle_blocks, 0)
     if not checkpointed(setup):
-        saved = tokens * layers * block_per_token
+        saved = tokens * (layers * block_per_token - (frozen_input_bytes(setup) if part.first else 0))
         if setup.activation_offload:
             saved *= 1 - OFFLOADED_WITHOUT_CHECKPOINTING
     else:
