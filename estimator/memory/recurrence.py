@@ -65,11 +65,11 @@ def _mamba2(model: ModelSpec, seq_len: int, *, trained: bool) -> float:
     copies = 2 if chunks > 1 else 1
     # result of the input projection, and of the convolution, in 16 bits; then fp32
     saved = 2.0 * (2 * values + 2 * groups + heads) + 2 * (values + 2 * groups)
-    # values, states' part of the result, result
-    saved += 4 * 3 * values
-    # norm: gate, its activation, product
-    saved += 4 * 3 * values
+    # values; norm: gate, its activation, product
+    saved += 4 * 4 * values
     padded = chunks * chunk / seq_len
+    # states' part of the result, result
+    saved += padded * 4 * 2 * values
     # values times the time step; B, B and C of the first product, B with decay, C of the last product
     saved += padded * (4 * copies * values + 4 * 5 * repeated_groups)
     # decays, product of C and B, both multiplied
@@ -80,5 +80,5 @@ def _mamba2(model: ModelSpec, seq_len: int, *, trained: bool) -> float:
     states = chunks + 1 + (chunks if chunks > 1 else chunks + 1)
     saved += 4 * repeated_groups * model.recurrent_head_dim * states / seq_len
     if trained:  # values for D, time step for A, the norm's result before its weight, the projection's input
-        saved += 4 * values + 4 * heads + 4 * values + 2 * values
+        saved += padded * 4 * values + 4 * heads + 4 * values + 2 * values
     return saved
