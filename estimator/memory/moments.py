@@ -15,8 +15,8 @@ from estimator.memory import diffusion, implementations, latents
 from estimator.memory.activations import (
     backward_bytes,
     block_bytes,
-    frozen_input_bytes,
     boundary_bytes,
+    frozen_input_bytes,
     head_input_bytes,
     selective_bytes,
 )
