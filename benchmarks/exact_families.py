@@ -79,16 +79,16 @@ class Comparison:
     seconds: float = 0.0
 
 
-def small_model(family: str) -> ModelSpec:
-    """Return the test suite's model of a family, at eight times its widths and four times its blocks."""
+def small_model(family: str, scale: int = SCALE, repeats: int = REPEATS) -> ModelSpec:
+    """Return the test suite's model of a family, at ``scale`` times its widths and ``repeats`` its blocks."""
     from transformers import AutoConfig
 
     config = FAMILIES[family]
-    scaled = {name: config[name] * SCALE for name in WIDTHS if isinstance(config.get(name), int)}
-    layers = {name: config[name] * REPEATS for name in LAYERS if name in config}
+    scaled = {name: config[name] * scale for name in WIDTHS if isinstance(config.get(name), int)}
+    layers = {name: config[name] * repeats for name in LAYERS if name in config}
     # Without masks of a window, as the engines' attention to windows has none on GPUs
     layers |= {name: 2 * SEQ_LEN for name in ("sliding_window", "attention_chunk_size") if name in config}
-    scaled |= layers | {name: kinds * REPEATS for name, kinds in config.items() if isinstance(kinds, list)}
+    scaled |= layers | {name: kinds * repeats for name, kinds in config.items() if isinstance(kinds, list)}
     values = AutoConfig.for_model(family, **(config | scaled | {"vocab_size": 8192})).to_dict()
     return hf_config.to_spec(values | {"model_type": family}, f"small {family}")
 
@@ -99,7 +99,10 @@ def published_model(family: str) -> ModelSpec | None:
     return min((spec for spec in specs if spec.family == family), key=lambda s: s.parameters, default=None)
 
 
-def compare(model: ModelSpec, size: str, method: Literal["full", "lora"]) -> Comparison:
+def compare(
+    model: ModelSpec, size: str, method: Literal["full", "lora"], seq_len: int = SEQ_LEN
+) -> Comparison:
+    """Trace a step of a model and compare the formulas with it; ``size`` labels the result."""
     from estimator.exact.trace import trace
 
     setup = Setup(
@@ -110,7 +113,7 @@ def compare(model: ModelSpec, size: str, method: Literal["full", "lora"]) -> Com
         loss="recomputed",
         sharding="zero2",
         shard=PROCESSES,
-        seq_len=SEQ_LEN,
+        seq_len=seq_len,
         micro_batch_size=SEQUENCES,
         lora_targets=model.all_linear,
     )

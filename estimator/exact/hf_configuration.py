@@ -37,7 +37,9 @@ def values(spec: ModelSpec, seq_len: int) -> dict[str, Any]:
     """
     common: dict[str, Any] = {"vocab_size": spec.vocab, "use_cache": False}
     if spec.family in OTHER_NAMES:
-        shape = {hf_name: getattr(spec, name) for name, hf_name in OTHER_NAMES[spec.family].items()}
+        names = OTHER_NAMES[spec.family]
+        shape = {hf_name: getattr(spec, name) for name, hf_name in names.items()}
+        shape[names["max_seq_len"]] = max(spec.max_seq_len, seq_len)
         return common | shape | _family_specific(spec)
     base: dict[str, Any] = {
         "hidden_size": spec.hidden,
@@ -151,7 +153,10 @@ def _gemma4(spec: ModelSpec) -> dict[str, Any]:
 
 def _window(spec: ModelSpec) -> dict[str, Any]:
     if spec.family == "llama4_text":
-        return {"attention_chunk_size": spec.sliding_window}
+        rotary = [1] * spec.sliding_layers + [0] * (spec.layers - spec.sliding_layers)
+        normed = spec.qk_norm == "unweighted"
+        window = {"attention_chunk_size": spec.sliding_window, "use_qk_norm": normed}
+        return window | {"no_rope_layers": rotary}
     if spec.recurrence:
         return {}
     if spec.family.startswith("qwen"):
@@ -262,5 +267,7 @@ def _experts(spec: ModelSpec) -> dict[str, Any]:
         }
     if spec.family in ("qwen2_moe", "qwen3_moe", "qwen3_next", "qwen3_5_moe_text"):
         shared = {"shared_expert_intermediate_size": spec.shared_ffn} if spec.shared_ffn else {}
+        if spec.dense_layers:
+            shared |= {"mlp_only_layers": list(range(spec.dense_layers)), "intermediate_size": spec.dense_ffn}
         return config | {"num_experts": spec.experts, "moe_intermediate_size": spec.ffn} | shared
     return config | {"num_local_experts": spec.experts}

@@ -8,6 +8,7 @@ size, f MLP width, q and kv the widths of all query and all key heads.
 from __future__ import annotations
 
 from estimator.memory import implementations
+from estimator.memory.recurrence import mixer_bytes
 from estimator.memory.shape import shape_of
 from estimator.memory.states import compute_size
 from estimator.models import ModelSpec
@@ -24,16 +25,6 @@ COMPILED_HIDDEN, COMPILED_QUERY, COMPILED_MLP = 8, 4, 6
 # bf16, from torchtitan@2271b6386: the same run eager and compiled.
 FP8_EAGER_BYTES = 3.5
 
-# Bytes for one token that a recurrent block's mixer keeps in transformers' own code: for each value channel,
-# each key channel repeated for its value heads, each key channel, each head. Traced (transformers 5.23, torch
-# 2.13, bf16, full training) at widths of 128 to 512, Mamba 2 in chunks of 128 tokens.
-RECURRENT_BYTES = {"gated-delta": (36, 34, 8, 1254), "mamba2": (50.5, 22.4, 8.2, 1480)}
-# Tokens per chunk, if not 128 (transformers 5.23, models/granitemoehybrid/configuration_granitemoehybrid.py)
-MAMBA2_CHUNKS = {"granitemoehybrid": 256}
-# Of Mamba 2's bytes per value channel, those that gradients of its convolution, norm, decay and output
-# projection need. Chosen so that the formula agrees with the trace of Granite 4 with LoRA; Nemotron-H then
-# differs by 0.3 % (benchmarks.exact_families).
-FROZEN_MAMBA2_BYTES = 11
 # Scores that are capped before the softmax, which flash kernels of torch cannot do (Gemma team 2024,
 # arXiv:2408.00118, section 2).
 SOFT_CAPPED = ("gemma2",)
@@ -49,6 +40,20 @@ RESIDUAL_DROPOUT = ("seed_oss",)
 # transformers multiplies every token with every expert, by zero where it is not routed (transformers 5.23,
 # models/llama4/modeling_llama4.py, Llama4TextMoe).
 ALL_EXPERTS = ("llama4_text",)
+# Their routers' products are in fp32 (transformers 5.23, models/*/modeling_*.py, class *TopkRouter): a
+# trained weight needs an fp32 copy of the input.
+FP32_ROUTERS = (
+    "deepseek_v2",
+    "deepseek_v3",
+    "deepseek_v32",
+    "ernie4_5_moe",
+    "glm4_moe",
+    "glm4_moe_lite",
+    "glm_moe_dsa",
+    "nemotron_h",
+)
+# Their blocks have norms after attention and MLP only (transformers 5.23, models/*/modeling_*.py).
+NORMS_AFTER = ("exaone4", "olmo2", "olmo3")
 
 
 def block_bytes(setup: Setup) -> float:
@@ -82,7 +87,9 @@ def _outside_mlp(setup: Setup) -> float:
         norms = 1  # both read the block's input
     saved = norms * model.hidden * norm / sequence
     attention = model.attention_layers / model.layers
-    if model.qk_norm:
+    if model.qk_norm == "unweighted":  # Llama 4's fp32 copies, in blocks with rotary positions
+        saved += 4 * (model.q_dim + model.kv_dim) * model.sliding_layers / model.layers / setup.tensor
+    elif model.qk_norm:
         saved += (
             attention
             * (model.q_dim + model.kv_dim)
@@ -94,7 +101,7 @@ def _outside_mlp(setup: Setup) -> float:
     if model.layer_embedding:
         saved += _layer_inputs(setup, size)
     # the norms' results, which the first products of attention and MLP read
-    inputs = 1 if model.parallel_residual and model.norms_per_layer == 1 else 2
+    inputs = min(model.norms_per_layer, 2)
     if whole_weights:
         saved += inputs * model.hidden * size / _gathered(setup)
         if setup.precision.endswith("autocast"):  # each product casts its input for itself
@@ -115,28 +122,11 @@ def _layer_inputs(setup: Setup, size: int) -> float:
 
 
 def _recurrence(setup: Setup, size: int) -> float:
-    """Return the mean bytes per token and block that the mixers of recurrent blocks save.
-
-    For the PyTorch code of transformers, which runs if the packages with fused kernels are missing.
-    """
+    """Return the mean bytes per token and block that the mixers of recurrent blocks save."""
     model = setup.model
     if not model.recurrent_layers:
         return 0.0
-    if model.recurrence == "short-conv":  # both gates and their products, the convolution and its result
-        saved = 6.0 * size * model.hidden
-    else:
-        per_head: float
-        per_value, per_repeated_key, per_key, per_head = map(float, RECURRENT_BYTES[model.recurrence])
-        if model.recurrence == "mamba2":
-            per_head *= MAMBA2_CHUNKS.get(model.family, 128) / 128
-            per_value -= FROZEN_MAMBA2_BYTES if setup.adapters else 0
-        saved = (
-            per_value * model.recurrent_heads * model.recurrent_head_dim
-            + per_repeated_key * model.recurrent_heads * model.recurrent_state
-            + per_key * model.recurrent_groups * model.recurrent_state
-            + per_head * model.recurrent_heads
-        )
-    return saved * model.recurrent_layers / model.layers
+    return mixer_bytes(setup, size) * model.recurrent_layers / model.layers
 
 
 def _streams(setup: Setup, size: int) -> float:
@@ -195,11 +185,11 @@ def _attention(setup: Setup, code: implementations.Implementation, size: int) ->
     if model.compressed_attention:
         return _compressed_attention(setup, size)
     if model.latent_attention:
-        # keys and values are put together from the latent; the projection that they come from stays as well
+        # keys are put together; values are a view of the projection that both come from
         joined = model.heads * (model.qk_nope_head_dim + model.v_head_dim)
         latent_bytes = _norm_bytes(setup, trained=not setup.adapters) + (0 if setup.adapters else size)
         latents = (model.q_lora_rank + model.kv_lora_rank) * latent_bytes
-        saved = size * (2 * model.q_dim + model.v_dim + out_dim + joined) + latents
+        saved = size * (2 * model.q_dim + out_dim + joined) + latents
     else:
         expanded = _expands_keys(setup)
         keys, values = model.kv_dim, model.v_dim
@@ -267,6 +257,10 @@ def _mean_mlp(setup: Setup, dense: float) -> float:
         routing = 8 * model.experts  # router's logits and their softmax
         if model.router_scales:  # its norm's fp32 input, its result and the scaled one
             routing += (4 + 2 * size) * model.hidden
+        if model.family in FP32_ROUTERS and size < 4 and not setup.adapters:
+            routing += 4 * model.hidden
+        if model.shared_expert_gate:  # scales the result
+            routing += size * model.hidden
         experts += (inputs + routing) / _gathered(setup) + _mlp(setup, model.shared_ffn)
         saved += model.expert_layers / model.layers * experts
     return saved
@@ -317,6 +311,8 @@ def _adapter_inputs(setup: Setup) -> float:
     """
     model, code = setup.model, implementations.of(setup)
     shapes, size = shape_of(model).linear_shapes, compute_size(setup)
+    if model.experts and setup.runs_loop and "down_proj" in shapes:  # experts have no adapters
+        shapes = shapes | {"down_proj": (shapes["down_proj"][0], _adapted_width(model))}
     cast = code.adapter_bytes if setup.precision != "fp32" else 0
     groups = _fused_names(model) if code.family_code else {}
     all_of_qkv = {"q_proj", "k_proj", "v_proj"} <= set(setup.lora_targets)
@@ -328,6 +324,8 @@ def _adapter_inputs(setup: Setup) -> float:
             continue
         out_features, in_features = shapes[target]
         source = _SOURCE.get(target, target)
+        if source == "norm2" and model.parallel_residual and model.norms_per_layer == 1:
+            source = "norm1"
         matrix = groups.get(target, target)
         if matrix in matrices:
             continue  # a fused matrix has one adapter
@@ -408,7 +406,7 @@ _SOURCE = {
     "down_proj": "product",
     **dict.fromkeys(("in_proj", "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"), "recurrence input"),
     "conv_in_proj": "recurrence input",
-    "out_proj": "attention",  # RECURRENT_BYTES and the short convolution's bytes include its input
+    "out_proj": "attention",  # the mixer's bytes include its input
     "conv_out_proj": "attention",
 }
 
@@ -429,15 +427,23 @@ def _adapted(setup: Setup, target: str) -> float:
     """Count the adapters of a block that process each token, on one kind of linear layer; the mean.
 
     Compressors of attention have linear layers of the same names. Fused expert tensors of the loop have no
-    adapters; with shared or dense MLPs, every block counts as one.
+    adapters, its dense and shared MLPs have.
     """
     model = setup.model
     compressors = model.compressed_layers / model.layers if target in _IN_COMPRESSORS else 0
     if not model.experts or target not in _IN_MLP:
         return 1 + compressors
     if setup.runs_loop:
-        return (1 if model.shared_ffn or model.dense_layers else 0) + compressors
+        dense = 1 - model.expert_layers / model.mlp_blocks
+        return (1 if model.shared_ffn else dense) + compressors
     return model.experts_per_token + compressors
+
+
+def _adapted_width(model: ModelSpec) -> int:
+    """Return the mean width of the dense and shared MLPs of a model with experts."""
+    dense = model.mlp_blocks - model.expert_layers
+    adapted = model.mlp_blocks if model.shared_ffn else max(dense, 1)
+    return (dense * (model.dense_ffn or model.ffn) + model.expert_layers * model.shared_ffn) // adapted
 
 
 def _input_widths(model: ModelSpec) -> int:
@@ -469,6 +475,19 @@ def selective_bytes(setup: Setup) -> float:
     if setup.tensor > 1 and implementations.of(setup).scattered_kept:
         saved += 2 * model.hidden * size / setup.tensor
     return saved + _fp8_eager(setup)
+
+
+def frozen_input_bytes(setup: Setup) -> float:
+    """Return the bytes per token of ``block_bytes`` that the first block's first norm does not save.
+
+    Its input is the embedding, which has no gradient if the embedding is frozen.
+    """
+    model = setup.model
+    trained = not setup.adapters or setup.trains_norms or "embed_tokens" in setup.trained_modules
+    if trained or setup.prompts or setup.compile or model.residual_streams or model.family in NORMS_AFTER:
+        return 0.0
+    sequence = setup.tensor if setup.sequence_parallel else 1
+    return model.hidden * _norm_bytes(setup, trained=False) / sequence
 
 
 def backward_bytes(setup: Setup) -> float:

@@ -16,6 +16,7 @@ from estimator.memory.activations import (
     backward_bytes,
     block_bytes,
     boundary_bytes,
+    frozen_input_bytes,
     head_input_bytes,
     selective_bytes,
 )
@@ -366,8 +367,9 @@ def _activations(setup: Setup, part: Part, block_per_token: float) -> tuple[int,
     passes = in_flight(setup, part)
     block = int(tokens * (block_per_token + backward_bytes(setup)))
     layers = max(part.layers - setup.idle_blocks, 0)
+    frozen_input = frozen_input_bytes(setup) if part.first else 0
     if not checkpointed(setup):
-        saved = tokens * layers * block_per_token
+        saved = tokens * (layers * block_per_token - frozen_input)
         if setup.activation_offload:
             saved *= 1 - OFFLOADED_WITHOUT_CHECKPOINTING
     else:
@@ -377,6 +379,8 @@ def _activations(setup: Setup, part: Part, block_per_token: float) -> tuple[int,
         if setup.activation_offload:
             recomputed = min(recomputed, BLOCKS_NOT_YET_OFFLOADED)
         saved = tokens * (recomputed * per_block + not_recomputed * block_per_token)
+        if not_recomputed:  # the first block is one of these
+            saved -= tokens * frozen_input
     mask = setup.sequences * setup.seq_len**2 // setup.context if setup.document_mask else 0
     copies = _copied_experts(setup, part)
     saved_copies = 0 if checkpointed(setup) else copies * (layers - 1)

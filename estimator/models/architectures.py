@@ -30,7 +30,7 @@ COMPRESSED_PROJECTIONS = ("kv_proj", "o_b_proj")
 """Linear layers of DeepSeek V4's attention besides those of its queries, by transformers' names."""
 
 Norm = Literal["rms", "layer"]
-QkNorm = Literal["", "head", "all"]
+QkNorm = Literal["", "head", "all", "unweighted"]
 Recurrence = Literal["", "gated-delta", "mamba2", "short-conv"]
 Linears = Mapping[str, tuple[tuple[str, ...], ...]]
 
@@ -47,7 +47,7 @@ class Family:
         Norms over the hidden size in one block: Gemma 2 and 3 have one before and one after each part.
     qk_norm:
         Norms of queries and keys: "head" shares one weight of head_dim among the heads, "all" has one for
-        each channel.
+        each channel, "unweighted" has none and is in blocks with rotary positions only.
     hidden_act:
         The MLP's activation, by transformers' name.
     attention_sinks:
@@ -175,7 +175,7 @@ UNTRIED = Family(
 
 FAMILIES: dict[str, Family] = {  # Hugging Face's `model_type`
     "llama": Family(source=_transformers("llama")),
-    "llama4_text": Family(  # its norms of q and k have no weights
+    "llama4_text": Family(
         scores_texts=False,
         packing_leak="its chunks and attention's temperature are counted from the row's first token",
         source=_transformers("llama4"),

@@ -471,6 +471,8 @@ def _traits(reader: ConfigReader, family: str) -> dict[str, Any]:
         changed["head_gates"] = reader.get("use_attention_gate") is not False
     if family == "glm4_moe" and reader.get("use_qk_norm"):
         changed["qk_norm"] = "head"
+    if family == "llama4_text" and reader.get("use_qk_norm") is not False:
+        changed["qk_norm"] = "unweighted"
     for name, field in (
         ("qkv_bias", "qkv_bias"),
         ("qkv_bias", "use_qkv_bias"),

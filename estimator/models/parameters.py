@@ -184,7 +184,7 @@ def attention_extras(m: ModelShape) -> int:
     """Count the parameters of attention outside of its matrices: biases, sinks, norms, head gates."""
     count = (m.q_dim + m.kv_dim + m.v_dim) * m.qkv_bias + m.hidden * m.o_bias
     count += m.heads * m.attention_sinks + m.heads * m.hidden * m.head_gates
-    count += {"": 0, "head": 2 * m.head_dim, "all": m.q_dim + m.kv_dim}[m.qk_norm]
+    count += {"head": 2 * m.head_dim, "all": m.q_dim + m.kv_dim}.get(m.qk_norm, 0)
     return count + m.q_lora_rank + m.kv_lora_rank + m.head_dim * m.compressed_attention
 
 

@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+import pytest
+
+from benchmarks import exact_families
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+# One family for each part of the formulas that another one does not have, and repetitions of its blocks
+FAMILIES = {
+    "llama4_text": 1,  # norms of queries and keys without weights, all experts
+    "deepseek_v3": 1,  # latent attention, router in fp32
+    "granitemoehybrid": 1,  # Mamba 2, shared experts of another width than the others
+    "nemotron_h": 1,  # Mamba 2 in rows of several chunks, blocks of one part
+    "qwen3_next": 1,  # gated delta rule, dense blocks among those with experts, a gate of the shared expert
+    "phi": 4,  # attention and MLP read the same norm
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_formulas_agree_with_the_trace_of_a_model_of_another_size(family: str) -> None:
+    model = exact_families.small_model(family, scale=4, repeats=FAMILIES[family])
+    if model.recurrence:  # so that values and keys differ in width
+        model = replace(model, recurrent_head_dim=2 * model.recurrent_head_dim)
+    methods: tuple[Literal["full", "lora"], ...] = ("full", "lora")
+    rows = [exact_families.compare(model, "other", method, seq_len=384) for method in methods]
+    assert [row.refused for row in rows] == ["", ""]
+    assert [row.activations for row in rows] == pytest.approx([0, 0], abs=0.02)
+    assert [row.states for row in rows] == pytest.approx([0, 0], abs=exact_families.GOALS["states"])
