@@ -54,13 +54,20 @@ def compiled_families() -> tuple[str, ...]:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
+    "backend",
+    ["aot_eager", pytest.param("inductor", marks=pytest.mark.nightly)],  # graphs only; with generated code
+)
+@pytest.mark.parametrize(
     ("family", "checkpointing"), [*zip(compiled_families(), itertools.cycle([False, True]), strict=False)]
 )
 def test_compiled_blocks_have_the_same_loss_and_gradients_as_eager_blocks(
     tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     family: str,
     checkpointing: bool,
+    backend: str,
 ) -> None:
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
     folder = runs.make_model(tmp_path)
     values = {"compile": True, "activation_checkpointing": checkpointing}
     job = runs.make_job(tmp_path, folder, tmp_path, steps=1, settings=values)
@@ -69,8 +76,11 @@ def test_compiled_blocks_have_the_same_loss_and_gradients_as_eager_blocks(
     batch = collate([runs.joined(rows[:2]), runs.joined(rows[2:])], 0)  # packed
     eager = loss_and_gradients(network, batch)
     recompute(blocks(network), job)
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
     kernels.set_up(network, job)
     compiled = loss_and_gradients(network, batch)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0
     assert compiled[0] == pytest.approx(eager[0], rel=1e-5)
     for name, gradient in eager[1].items():
         assert torch.allclose(compiled[1][name], gradient, atol=2e-5, rtol=1e-3), name
