@@ -90,7 +90,7 @@ def assemble(
     )
     if plan.planned_only is None:
         return plan
-    # The reason of an engine that is never launched says so itself
+    # The reason of an engine that is never launched contains "planned only"
     prefix = "planned only: " if job.engine in LAUNCHED_ENGINES else ""
     return replace(plan, why=(*plan.why, f"{prefix}{plan.planned_only}"))
 
