@@ -266,7 +266,9 @@ def _experts(spec: ModelSpec) -> dict[str, Any]:
             "moe_shared_expert_intermediate_size": spec.shared_ffn,
         }
     if spec.family in ("qwen2_moe", "qwen3_moe", "qwen3_next", "qwen3_5_moe_text"):
-        shared = {"shared_expert_intermediate_size": spec.shared_ffn} if spec.shared_ffn else {}
+        shared: dict[str, Any] = (
+            {"shared_expert_intermediate_size": spec.shared_ffn} if spec.shared_ffn else {}
+        )
         if spec.dense_layers:
             shared |= {"mlp_only_layers": list(range(spec.dense_layers)), "intermediate_size": spec.dense_ffn}
         return config | {"num_experts": spec.experts, "moe_intermediate_size": spec.ffn} | shared
