@@ -112,7 +112,8 @@ def _decide(
     objections = {}
     planned = job
     if ENGINES[job.engine].sharding_options == "zero" and job.zero_stage is None and sharding is not None:
-        planned = replace(job, zero_stage=SHARDINGS[sharding].zero_stage)
+        stage = SHARDINGS[sharding].zero_stage or 0
+        planned = replace(job, zero_stage=max(stage, 1) if job.offload == "cpu" else stage)
     stage_open = ENGINES[job.engine].sharding_options == "zero" and planned.zero_stage is None
     for choice in CHOICES:
         if getattr(job, choice) is None and not (choice == "compile" and stage_open and device == "cuda"):

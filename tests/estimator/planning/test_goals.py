@@ -249,8 +249,8 @@ def test_a_catalogue_argument_replaces_the_shipped_one() -> None:
 
 
 def test_a_preference_pair_is_two_sequences() -> None:
-    pairs = replace(LORA, task="dpo", steps=100)
-    made, plain = plan(pairs, ANY), plan(replace(LORA, steps=100), ANY)
+    rows = replace(LORA, steps=100, activation_checkpointing=True)
+    made, plain = plan(replace(rows, task="dpo"), ANY), plan(rows, ANY)
     assert made.prediction.tokens == 2 * (plain.prediction.tokens or 0)
     assert made.layout.micro_batch_size < plain.layout.micro_batch_size
 
