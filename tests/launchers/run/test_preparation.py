@@ -229,7 +229,7 @@ def test_a_run_is_planned_with_the_resolved_model_the_defaults_and_the_chosen_pl
 def test_impossible_settings_are_refused_before_planning(tmp_path: Path, dataset: Path) -> None:
     (tmp_path / "empty").mkdir()
     for values, expected_text in (
-        ({"engine": "deepspeed", "compile": True, "zero": {"stage": 3}}, "Use --engine torchtune."),
+        ({"engine": "deepspeed", "compile": True, "zero": {"stage": 3}}, "hooks of ZeRO-3"),
         ({"seq_len": 10**6}, "longer than the 2048 tokens"),
         ({"model": "no-such-model"}, "no-such-model"),
         ({"model": str(tmp_path / "empty")}, "config.json"),
