@@ -31,7 +31,7 @@ SOFT_CAPPED = ("gemma2",)
 # transformers computes the scores of these explicitly: with sinks, or as their code has no other way
 # (transformers 5.4, models/*/modeling_*.py: no _supports_sdpa).
 EAGER_ALONE = ("deepseek_v4", "gpt_oss", "gptj", "mpt")
-# Their softmax is in 16 bits, and the slice without the sinks is copied (transformers 5.23,
+# Their softmax is in 16 bits, and its slice without the sinks is a view (transformers 5.23,
 # models/gpt_oss/modeling_gpt_oss.py, eager_attention_forward).
 HALF_SOFTMAX = ("gpt_oss",)
 # Dropout of the results of attention and MLP is 0.1 in their published configurations (transformers 5.23,
@@ -190,8 +190,14 @@ def _attention(setup: Setup, code: implementations.Implementation, size: int) ->
         latent_bytes = _norm_bytes(setup, trained=not setup.adapters) + (0 if setup.adapters else size)
         latents = (model.q_lora_rank + model.kv_lora_rank) * latent_bytes
         saved = size * (2 * model.q_dim + out_dim + joined) + latents
+        if model.head_dim == model.v_head_dim:
+            # Of heads of one size flash attention's result has the layout of the queries, which are put
+            # together by head; the output projection's input is a copy of it. Heads of two sizes use the
+            # memory-efficient kernel, whose result needs none.
+            saved += size * out_dim
     else:
         expanded = _expands_keys(setup)
+        expanded |= model.family in EAGER_ALONE and code.kept_scores
         keys, values = model.kv_dim, model.v_dim
         if code.joined_qkv and (model.kv_heads == model.heads or not expanded):
             values += model.q_dim + model.kv_dim  # the view keeps all of the joined projection
@@ -206,7 +212,7 @@ def _attention(setup: Setup, code: implementations.Implementation, size: int) ->
     capped = model.family in SOFT_CAPPED and code.kept_scores
     if setup.attention == "math" or capped or (model.family in EAGER_ALONE and code.kept_scores):
         # the fp32 softmax of the scores and its 16-bit copy for each pair of positions; the cap's tanh
-        softmax = size if model.family in HALF_SOFTMAX else 4
+        softmax = 0 if model.family in HALF_SOFTMAX else 4
         saved += model.heads * setup.seq_len * (size + softmax + (size if capped else 0))
     return saved / setup.tensor
 
