@@ -14,6 +14,7 @@ pytest.importorskip("transformers")
 FAMILIES = {
     "llama4_text": 1,  # norms of queries and keys without weights, all experts
     "deepseek_v3": 1,  # latent attention, router in fp32
+    "gpt_oss": 1,  # scores with sinks, computed outside of a kernel
     "granitemoehybrid": 1,  # Mamba 2, shared experts of another width than the others
     "nemotron_h": 1,  # Mamba 2 in rows of several chunks, blocks of one part
     "qwen3_next": 1,  # gated delta rule, dense blocks among those with experts, a gate of the shared expert
