@@ -179,7 +179,7 @@ def check_output(settings: Settings) -> None:
 
 
 def _is_writable(folder: Path) -> bool:
-    """Return whether a file can be created; root's access rights do not tell this of every file system."""
+    """Return whether a file can be created, which access rights do not decide for root (/proc)."""
     try:
         with tempfile.TemporaryFile(dir=folder):
             return True
