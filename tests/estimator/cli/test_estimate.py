@@ -181,7 +181,7 @@ def test_the_default_method_is_the_first_that_fits_the_gpu() -> None:
     ("words", "defaults"),
     [
         ("--engine fsdp2", (True, True, "fused")),
-        ("--engine deepspeed", (True, False, "fused")),
+        ("--engine deepspeed", (True, True, "fused")),
         ("--engine fsdp2 --no-compile", (True, False, "fused")),
         ("--engine fsdp2 --loss plain", (True, True, "plain")),
         ("--engine fsdp2 --no-packing", (False, False, "fused")),
