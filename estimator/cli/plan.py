@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import textwrap
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from estimator.planning.goals import Goals
 
 _OF_ADAPTERS = ("lora_rank", "lora_targets", "lora_experts", "adapter_only", "trained_modules")
-LESS_BY = 3  # minimum ratio of prices per hour at which another method is mentioned
+EXPENSIVE_USD = 10.0  # price per hour of full training from which LoRA is mentioned
 _TRAINING, _WHERE, _OUTPUT = GROUPS[2:]
 _ADAPT, _STEP, _SHARD, _PLACE = (
     MORE + name for name in ("model and adapters", "training step", "sharding and parallelism", "hardware")
@@ -201,7 +201,7 @@ def plan(
             item.request.instance_type or "" for item in ranked.plans if item.prediction.price_source
         )
         command = _command(ranked.best, job, job_options.model, goal_options, goals)
-        hint = "" if as_json or as_csv else _cheaper_method(ranked.best, job, target, goals)
+        hint = "" if as_json or as_csv else _cheaper_method(ranked.best, job, target)
     if old:
         output.note(old)
     rows = [row_of(*item) for item in enumerate(ranked.plans, 1)]
@@ -222,25 +222,17 @@ def plan(
             output.console().print(f"\nTo run the first: {command}", markup=False, soft_wrap=True)
 
 
-def _cheaper_method(best: Plan, job: Job, target: Target, goals: Goals) -> str:
-    """Describe a plan with LoRA if full training was chosen and costs much more per hour; "" otherwise."""
-    from estimator.formatting import format_usd
-    from estimator.planning.planner import plans
+def _cheaper_method(best: Plan, job: Job, target: Target) -> str:
+    """Mention LoRA if full training was chosen automatically, on expensive machines; "" otherwise.
 
-    full = best.prediction.usd_per_hour
-    if job.method != "auto" or best.method != "full" or full is None or goals.cluster is not None:
+    LoRA is not planned here: a second search would double the time of the command.
+    """
+    hourly = best.prediction.usd_per_hour
+    if job.method != "auto" or best.method != "full" or target.gpu or target.gpus:
         return ""
-    try:
-        lora = plans(replace(job, method="lora"), target, goals, 1).best
-    except UserError:
+    if hourly is None or hourly < EXPENSIVE_USD:
         return ""
-    hourly, request = lora.prediction.usd_per_hour, lora.request
-    if hourly is None or hourly * LESS_BY > full or lora.planned_only is not None:
-        return ""
-    return (
-        f"With --method lora {request.nodes * request.gpus_per_node}x {request.gpu_type} "
-        f"({request.instance_type}) would do, at {format_usd(hourly)} per hour instead of {format_usd(full)}."
-    )
+    return "LoRA needs less memory than full training, and often cheaper GPUs: compare with --method lora."
 
 
 def job_from(job_options: JobOptions) -> Job:

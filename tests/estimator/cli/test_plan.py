@@ -224,11 +224,9 @@ def test_old_prices_are_reported_once_on_standard_error() -> None:
     assert "days old" not in result.stdout
 
 
-def test_full_training_at_several_times_the_price_of_lora_mentions_lora() -> None:
+def test_expensive_full_training_mentions_lora() -> None:
+    hint = "compare with --method lora"
     for task in ("sft", "grpo"):
-        text = " ".join(run(f"--model qwen2.5-7b --task {task} --no-here").stdout.split())
-        found = re.search(r"With --method lora .* at \$([\d.]+) per hour instead of \$([\d.]+)\.", text)
-        assert found is not None, task
-        assert float(found[1]) * 3 <= float(found[2])
+        assert hint in " ".join(run(f"--model qwen2.5-7b --task {task} --no-here").stdout.split()), task
     for options in ("--method full", "--method lora", "--gpu H100 --gpus 8 --nodes 1"):
-        assert "With --method" not in run(f"--model qwen2.5-7b --no-here {options}").stdout, options
+        assert hint not in " ".join(run(f"--model qwen2.5-7b --no-here {options}").stdout.split()), options
