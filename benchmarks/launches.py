@@ -52,7 +52,7 @@ WITHOUT_KERNEL = {
 }
 PARTS = ("data", "forward", "backward", "optimizer")  # phases of a step
 COMPILED_KERNEL = "graph_"  # prefix of Inductor's kernels in a trace
-# Operators that Inductor calls in place of kernels of its own
+# Operators that Inductor calls instead of generating a kernel
 CALLED = ("aten::mm", "aten::addmm", "aten::bmm", "aten::_scaled_dot_product_flash_attention")
 ENV = RankEnv(rank=0, local_rank=0, world_size=1, local_world_size=1, node=0)
 

@@ -139,8 +139,15 @@ def parts() -> list[Part]:
         ),
         *training,
         *(
-            Part(name=f"hosts, {name}", ranks=HOSTS, limit_s=90, fault=fault, arguments=options, expected=due)
-            for name, fault, options, due in cases
+            Part(
+                name=f"hosts, {name}",
+                ranks=HOSTS,
+                limit_s=90,
+                fault=fault,
+                arguments=options,
+                expected=expected,
+            )
+            for name, fault, options, expected in cases
         ),
         *(
             Part(
@@ -150,9 +157,9 @@ def parts() -> list[Part]:
                 fault=_nothing,
                 strike=strike,
                 arguments=WORLD,
-                expected=due,
+                expected=expected,
             )
-            for name, strike, due in strikes
+            for name, strike, expected in strikes
         ),
     ]
 
