@@ -5,8 +5,8 @@
     python -m benchmarks.on_gpu.vllm --dry-run    # packages, models and requests, on any machine
 
 Nothing is downloaded: Llama 3.2 1B has random weights, so answers are nonsense and always of the full length.
-The samplers are those of rejection sampling (launchers.rejection): transformers and vLLM. The server is started
-by ``finetune serve``. The result is vllm_DEVICE.json in ``--out``.
+The samplers are those of rejection sampling (launchers.rejection): transformers and vLLM. The server is
+started by ``finetune serve``. The result is vllm_DEVICE.json in ``--out``.
 """
 
 from __future__ import annotations
