@@ -7,6 +7,7 @@ import os
 from collections import Counter
 from typing import Any
 
+import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from launchers import engines
@@ -25,10 +26,14 @@ class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
         name = func._schema.name
         if name.startswith(("c10d::", "_c10d_functional::")) and "wait" not in name:
             self.calls[name] += 1
-        # lengths of rows are whole numbers, and on the CPU
-        if name == "aten::_local_scalar_dense" and args[0].is_floating_point():
+        # lengths of rows are whole numbers, and on the CPU; a truth value is a branch on what a GPU computed
+        if name == "aten::_local_scalar_dense" and not _is_whole_number(args[0]):
             self.calls["fetched"] += 1
         return func(*args, **(kwargs or {}))
+
+
+def _is_whole_number(tensor: torch.Tensor) -> bool:
+    return not tensor.is_floating_point() and tensor.dtype != torch.bool
 
 
 def named(calls: Counter[str], part: str) -> int:

@@ -20,6 +20,7 @@ from launchers.engines.loop import model as loop_model
 from launchers.engines.loop import varlen
 from launchers.engines.loop.recompute import recompute
 from launchers.engines.loop.tasks import text_task_of
+from tests.launchers.engines.counting import Counting
 from tests.launchers.engines.loop import families, runs
 from tests.launchers.engines.loop.varlen_kernel import reference
 
@@ -90,6 +91,23 @@ def test_the_kernel_receives_what_flash_attention_accepts(
     assert set(calls) <= {(-1, 0), (WINDOW - 1, 0)}
     assert len(calls) == network.config.num_hidden_layers
     assert ((WINDOW - 1, 0) in calls) == bool(window)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_pass_over_a_micro_batch_reads_from_the_device(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def kernel(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any) -> Any:
+        return query * (key.mean() + value.mean())
+
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", kernel)
+    network = families.network(family).train()
+    varlen.use(network)
+    batch = collate(packed_rows(), 0, batches.TOKEN_MULTIPLE)
+    with Counting() as counting:
+        logits = network(**batch.inputs, use_cache=False).logits
+        summed_cross_entropy(logits, batch.labels).backward()
+    assert counting.calls["fetched"] == 0
 
 
 @pytest.mark.usefixtures("_kernel")
