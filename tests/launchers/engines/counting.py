@@ -16,7 +16,7 @@ from tests.launchers.engines import ranks
 
 
 class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts collectives by name, and scalars read from the device."""
+    """Counts collectives by name, and numbers ("fetched") and truth values ("branches") that are read."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -26,14 +26,10 @@ class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
         name = func._schema.name
         if name.startswith(("c10d::", "_c10d_functional::")) and "wait" not in name:
             self.calls[name] += 1
-        # lengths of rows are whole numbers, and on the CPU; a truth value is a branch on what a GPU computed
-        if name == "aten::_local_scalar_dense" and not _is_whole_number(args[0]):
-            self.calls["fetched"] += 1
+        if name == "aten::_local_scalar_dense":  # lengths of rows are whole numbers, and on the CPU
+            self.calls["fetched"] += args[0].is_floating_point()
+            self.calls["branches"] += args[0].dtype == torch.bool
         return func(*args, **(kwargs or {}))
-
-
-def _is_whole_number(tensor: torch.Tensor) -> bool:
-    return not tensor.is_floating_point() and tensor.dtype != torch.bool
 
 
 def named(calls: Counter[str], part: str) -> int:
