@@ -25,7 +25,9 @@ FAMILIES = (
     "granite",
     "olmo3",
 )
-LARGEST_HEAD_DIM = 256  # of FlashAttention-2
+# Of FlashAttention-2. torch.nn.functional.scaled_dot_product_attention pads heads to the multiple, the
+# variable-length kernel rejects them (torch 2.13, transformers/cuda/flash_attn/flash_api.cpp, mha_varlen_fwd)
+LARGEST_HEAD_DIM, HEAD_DIM_MULTIPLE = 256, 8
 
 
 # FlashAttention computes in 16 bits and needs compute capability 8.0. Older GPUs have no bf16: plans for them
@@ -52,4 +54,6 @@ def unsupported(model: ModelSpec, task: str, method: str, precision: str) -> str
         return f"{model.family}'s attention has not been compared with the kernel"
     if model.head_dim > LARGEST_HEAD_DIM:
         return f"heads of {model.head_dim} are wider than the kernel's {LARGEST_HEAD_DIM}"
+    if model.head_dim % HEAD_DIM_MULTIPLE:
+        return f"the kernel needs heads of a multiple of {HEAD_DIM_MULTIPLE}, and they have {model.head_dim}"
     return None

@@ -253,9 +253,10 @@ def step(setup: Setup, load: Work, gpu: Gpu, times: Times, table: Efficiency) ->
     exposed = times.tensor * table.of("exposed tensor", kind)
     exposed += times.expert * table.of("exposed expert", kind)
     copied = _copied_bytes(setup, load) / host_link(gpu)
-    latency = times.hops * table.of("hop")
-    micro = _overlapped(busy + exposed, times.overlapped + latency + copied, power)
-    last = _overlapped(micro, times.overlapped_per_step, power)  # reduced behind the last backward pass
+    hop = table.of("hop")
+    micro = _overlapped(busy + exposed, times.overlapped + times.hops * hop + copied, power)
+    # behind the last backward pass
+    last = _overlapped(micro, times.overlapped_per_step + times.hops_step * hop, power)
     compute = busy * setup.accumulation
     return Parts(
         compute=compute,

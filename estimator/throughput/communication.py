@@ -14,7 +14,7 @@ from estimator.hardware.catalogue import Gpu
 from estimator.hardware.fabrics import FAST_TCP_GBPS, RDMA, fabric_shares, tcp_kind
 from estimator.setup import Setup
 from estimator.throughput.flops import weights_of, work
-from estimator.vocabulary import QUANTIZATIONS
+from estimator.vocabulary import QUANTIZATIONS, SHARDINGS
 
 # GPUs that one NVLink switch connects beyond a node: gpus.csv, GB200 and GB300 NVL72
 NVL72 = 72
@@ -135,14 +135,36 @@ def _share(kind: str) -> float:
 class Volumes:
     """Bytes that one process sends per micro batch; fields ``*_step``: per optimizer step."""
 
-    gather: float  # weights gathered and gradients reduced for each micro batch where weights are sharded
-    reduced: float  # of ``gather``, the gradients
-    gather_step: float  # gradients and weights once a step: DDP, ZeRO 1 and 2, replicas of sharded groups
+    gather: float  # sharded weights
+    reduce: float  # gradients that are reduced in each backward pass (:func:`reduces_in_each_pass`)
+    gather_step: float  # weights that ZeRO-1 and ZeRO-2 have updated in shards
+    reduce_step: float  # gradients that are reduced in the last backward pass of a step
     replicas_step: float  # gradients between the replicas of a sharded group
     tensor: float
     context: float
     pipeline: float
     expert: float
+
+
+def reduces_in_each_pass(setup: Setup) -> bool:
+    """Return whether gradients are reduced in each backward pass, not only in the last one of a step.
+
+    ZeRO-2 and ZeRO-3 keep shards of gradients (DeepSpeed 0.19.8, runtime/engine.py, allreduce_gradients), as
+    FSDP does for full training. FSDP's engines of this package keep gradients of adapters whole until the
+    last pass (launchers/engines/fsdp2/sharding.py, launchers/engines/torchtune/recipe.py).
+    """
+    spec = SHARDINGS[setup.sharding]
+    return spec.gradients and not (spec.fsdp and setup.adapters)
+
+
+def _reduction(setup: Setup) -> int:
+    """Return the volume of one reduction of the gradients: 1 for a reduce-scatter, 2 for an all-reduce.
+
+    DeepSpeed's ZeRO-1 and ZeRO-2 all-reduce by default, and each rank keeps its shard (DeepSpeed 0.19.8,
+    runtime/zero/config.py, use_multi_rank_bucket_allreduce). Megatron's ZeRO-1 scatters.
+    """
+    scatters = SHARDINGS[setup.sharding].weights or (setup.sharding == "zero1" and setup.zero_stage is None)
+    return 1 if scatters else 2
 
 
 @lru_cache(maxsize=65536)
@@ -168,15 +190,10 @@ def volumes(setup: Setup) -> Volumes:
     tokens = float(setup.tokens)
     repeats = 1 if setup.checkpointing == "full" else 0
     stage = -(-model.layers // setup.pipeline)
-    gather = reduced = gather_step = replicas = 0.0
-    if setup.sharding == "fsdp" or setup.zero_stage == 3:
-        gather, reduced = (2 * stored + trained) * rank_share, trained * rank_share
-        replicas = 2 * trained * rank_share / setup.shard
-    elif setup.sharding == "shard_grad_op":
-        gather, reduced = (stored + trained) * rank_share, trained * rank_share
-        replicas = 2 * trained * rank_share / setup.shard
-    else:
-        gather_step = 2 * trained * rank_share
+    sharding = SHARDINGS[setup.sharding]
+    gathers = _gathers(setup)
+    reduced = _reduction(setup) * trained * rank_share
+    in_each_pass = reduces_in_each_pass(setup)
     width = tokens * model.hidden * size
     tensor = (4 + 4 + 2 * repeats) * width * stage if setup.tensor > 1 else 0.0
     keys = tokens * (model.kv_dim + model.v_dim) * size
@@ -187,15 +204,23 @@ def volumes(setup: Setup) -> Volumes:
         expert_layers = stage * model.expert_layers / model.layers
         expert = (4 + 2 * repeats) * width * model.experts_per_token * expert_layers / setup.tensor
     return Volumes(
-        gather=gather,
-        reduced=reduced,
-        gather_step=gather_step,
-        replicas_step=replicas,
+        gather=gathers * stored * rank_share,
+        reduce=reduced if in_each_pass else 0.0,
+        gather_step=trained * rank_share if sharding.optimizer and not sharding.weights else 0.0,
+        reduce_step=0.0 if in_each_pass else reduced,
+        replicas_step=2 * trained * rank_share / setup.shard if sharding.weights else 0.0,
         tensor=tensor,
         context=context,
         pipeline=pipeline,
         expert=expert,
     )
+
+
+def _gathers(setup: Setup) -> int:
+    """Return how often weights are gathered for one micro batch; once if they stay gathered in between."""
+    if not SHARDINGS[setup.sharding].weights:
+        return 0
+    return 1 if setup.sharding == "shard_grad_op" else 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -206,21 +231,23 @@ class Times:
     expert: float
     context: float
     gather: float
-    reduced: float  # part of ``gather`` for the gradients
+    reduce: float
     pipeline: float
     gather_step: float
+    reduce_step: float
     replicas_step: float
     hops: int  # sequential hops between nodes per micro batch (:func:`hops`)
+    hops_step: int
 
     @property
     def overlapped(self) -> float:
         """Seconds per micro batch that overlap with computing: context, sharding and pipeline."""
-        return self.context + self.gather + self.pipeline
+        return self.context + self.gather + self.reduce + self.pipeline
 
     @property
     def overlapped_per_step(self) -> float:
         """Seconds per step that overlap with its last backward pass."""
-        return self.gather_step + self.replicas_step
+        return self.gather_step + self.reduce_step + self.replicas_step
 
 
 def communication_seconds(setup: Setup, wires: Links) -> Times | None:
@@ -230,49 +257,54 @@ def communication_seconds(setup: Setup, wires: Links) -> Times | None:
     """
     volume = volumes(setup)
     tensor, shard = setup.tensor, setup.shard
+    # without sharded weights, all processes with other sequences reduce together
+    group = shard if SHARDINGS[setup.sharding].weights else shard * setup.replicate
     times = {
         "tensor": wires.ring(volume.tensor, tensor),
         "expert": wires.exchange(volume.expert, setup.expert, tensor, max(setup.model.experts_per_token, 1)),
         "context": wires.ring(volume.context, setup.context, tensor),
         "gather": wires.ring(volume.gather, shard, tensor),
+        "reduce": wires.ring(volume.reduce, group, tensor),
         "pipeline": wires.exchange(volume.pipeline, setup.pipeline, setup.world_size // setup.pipeline),
-        "gather_step": wires.ring(volume.gather_step, shard * setup.replicate, tensor),
+        "gather_step": wires.ring(volume.gather_step, group, tensor),
+        "reduce_step": wires.ring(volume.reduce_step, group, tensor),
         "replicas_step": wires.ring(volume.replicas_step, setup.replicate, tensor * shard),
     }
     known_times = {name: seconds for name, seconds in times.items() if seconds is not None}
     if len(known_times) < len(times):
         return None
-    reduced = known_times["gather"] * volume.reduced / volume.gather if volume.gather else 0.0
-    return Times(reduced=reduced, hops=hops(setup, wires), **known_times)
+    per_micro_batch, per_step = hops(setup, wires)
+    return Times(hops=per_micro_batch, hops_step=per_step, **known_times)
 
 
-def hops(setup: Setup, wires: Links) -> int:
-    """Count the sequential hops between nodes in the collectives of sharded weights, per micro batch.
+def hops(setup: Setup, wires: Links) -> tuple[int, int]:
+    """Count the sequential hops between nodes in collectives of sharded weights.
 
-    A ring over n nodes takes n - 1 sequential hops, whatever its volume. Each block's weights are gathered
-    twice (once if they stay gathered) and its gradients are reduced once.
+    Per micro batch, and those of a step's last backward pass alone. A ring over n nodes takes n - 1
+    sequential hops, whatever its volume. Each block's weights are gathered twice (once if they stay
+    gathered) and its gradients are reduced once.
     """
-    if not volumes(setup).gather:
-        return 0
+    gathers = _gathers(setup)
+    if not gathers:
+        return 0, 0
     local_group = min(max(wires.domain // setup.tensor, 1), setup.shard)
-    collectives = 2 if setup.sharding == "shard_grad_op" else 3
-    return (-(-setup.shard // local_group) - 1) * collectives * -(-setup.model.layers // setup.pipeline)
+    ring = (-(-setup.shard // local_group) - 1) * -(-setup.model.layers // setup.pipeline)
+    in_each_pass = reduces_in_each_pass(setup)
+    return ring * (gathers + in_each_pass), ring * (not in_each_pass)
 
 
 def collective_seconds(setup: Setup, times: Times) -> tuple[tuple[str, float], ...]:
     """Return the seconds of a step's collectives by kind, overlapped with computing or not.
 
-    Their sum is that of ``times``. Gradients of ZeRO-1 and ZeRO-2 count as an all_reduce, the default of
-    DeepSpeed (runtime/zero/config.py, use_multi_rank_bucket_allreduce); tensor parallelism counts as with
-    sequence parallelism.
+    Their sum is that of ``times``. Tensor parallelism counts as with sequence parallelism.
     """
     micro = setup.accumulation
-    # ZeRO-1 and ZeRO-2 gather the updated weights after they have reduced the gradients
-    gathered = times.gather_step / 2 if setup.sharding in ("zero1", "zero2") else 0.0
+    gradients = times.reduce * micro + times.reduce_step
+    scattered = gradients if _reduction(setup) == 1 else 0.0
     collectives = {
-        "all_gather": (times.gather - times.reduced + times.tensor / 2) * micro + gathered,
-        "reduce_scatter": (times.reduced + times.tensor / 2) * micro,
-        "all_reduce": times.gather_step - gathered + times.replicas_step,
+        "all_gather": (times.gather + times.tensor / 2) * micro + times.gather_step,
+        "reduce_scatter": scattered + times.tensor / 2 * micro,
+        "all_reduce": gradients - scattered + times.replicas_step,
         "all_to_all": times.expert * micro,
         "send and receive": (times.context + times.pipeline) * micro,
     }

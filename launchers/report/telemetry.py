@@ -168,14 +168,19 @@ _KINDS: dict[str, type[Any]] = {
 
 
 def memory_now(rank: int, step: int) -> Memory:
-    """Measure this process's memory; torch's figures are None unless torch is imported and has a GPU."""
+    """Measure this process's memory; torch's figures are None before this process uses a GPU by torch."""
     torch = sys.modules.get("torch")
-    on_gpu = torch is not None and torch.cuda.is_available()
+    # torch.cuda.max_memory_allocated would flatten and sort all statistics for one of them: 0.16 ms
+    statistics = {} if torch is None else torch.cuda.memory_stats_as_nested_dict()
+    allocated, reserved = (
+        statistics[name]["all"]["peak"] if statistics else None
+        for name in ("allocated_bytes", "reserved_bytes")
+    )
     return Memory(
         rank=rank,
         step=step,
-        allocated_peak=torch.cuda.max_memory_allocated() if torch is not None and on_gpu else None,
-        reserved_peak=torch.cuda.max_memory_reserved() if torch is not None and on_gpu else None,
+        allocated_peak=allocated,
+        reserved_peak=reserved,
         rss=psutil.Process().memory_info().rss,
         rss_peak=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     )

@@ -29,13 +29,14 @@ def set_up(network: Any, job: TrainJob) -> None:
 def _use_float8(network: Any, job: TrainJob) -> None:
     """Compute the products of attention and MLPs in float8, except the head's and the adapters'.
 
-    A CPU emulates float8: it rounds the values to float8 and computes in its usual types.
+    A CPU emulates float8: it rounds the values to float8 and computes in its usual types. A weight's gradient
+    is a product over the tokens, which are filled up to a multiple of 16 where needed (``pad_inner_dim``).
     """
     logging.getLogger("torchao").setLevel(logging.ERROR)  # warns that its kernels need another torch
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
     recipe = Float8LinearConfig.from_recipe_name(job.settings.fp8)
-    config = dataclasses.replace(recipe, emulate=job.plan.layout.device == "cpu")
+    config = dataclasses.replace(recipe, emulate=job.plan.layout.device == "cpu", pad_inner_dim=True)
     linear_names = (*PROJECTIONS, *LATENT_PROJECTIONS, *COMPRESSED_PROJECTIONS)
     names = set(names_in_transformers(network.config.get_text_config().model_type, linear_names))
 

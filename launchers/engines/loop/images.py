@@ -227,10 +227,15 @@ class NoiseSchedule:
 
     def weights(self, steps: torch.Tensor, gamma: float) -> torch.Tensor:
         """Return [images]: min-SNR weights; for velocities over SNR + 1 (arXiv:2303.09556, section 3.4)."""
-        alphas_cumprod = self._alphas_cumprod.to(steps.device)[steps]
+        alphas_cumprod = self._signal(steps)
         ratio = alphas_cumprod / (1 - alphas_cumprod)
         return ratio.clamp(max=gamma) / (ratio if self.prediction == "epsilon" else ratio + 1)
 
     def _amplitudes(self, steps: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        alphas_cumprod = self._alphas_cumprod.to(steps.device)[steps][:, None, None, None]
+        alphas_cumprod = self._signal(steps)[:, None, None, None]
         return alphas_cumprod.sqrt(), (1 - alphas_cumprod).sqrt()
+
+    def _signal(self, steps: torch.Tensor) -> torch.Tensor:
+        """Return [images]: share of the signal in the total power; the table moves to their device once."""
+        self._alphas_cumprod = self._alphas_cumprod.to(steps.device)
+        return self._alphas_cumprod[steps]

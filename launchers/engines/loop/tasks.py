@@ -21,6 +21,7 @@ from estimator.vocabulary import IMAGE_TASK, TASKS
 from launchers.dataset.batches import (
     ImageInputs,
     MicroBatch,
+    copy_to_device,
     count_labels,
     log_probabilities,
     micro_batches,
@@ -375,6 +376,6 @@ def chosen_labels(batch: MicroBatch) -> torch.Tensor:
     if batch.cu_seq_lens is not None:
         labels[:, batch.cu_seq_lens[1 : pairs + 1] - 1] = IGNORE  # ends of conversations
         return labels.masked_fill(positions >= int(batch.lengths[:pairs].sum()), IGNORE)
-    last = (batch.lengths - 1).to(labels.device)
+    last = copy_to_device(batch.lengths - 1, labels.device)
     last[pairs:] = 0  # rejected
     return labels.masked_fill(positions[None, :] >= last[:, None], IGNORE)

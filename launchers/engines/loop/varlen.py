@@ -16,7 +16,7 @@ from torch.nn.attention import varlen as kernel
 from estimator.engines import varlen
 from launchers.gang.job import TrainJob
 
-ATTENTION = "varlen"  # name in transformers' registries
+ATTENTION = "varlen"  # name in transformers' registry
 OLDEST_CAPABILITY = (8, 0)  # of Ampere, as FlashAttention-2 requires
 # torch 2.11 supports grouped queries without this argument, which newer releases need
 _PARAMETERS = inspect.signature(kernel.varlen_attn).parameters
@@ -77,14 +77,14 @@ def attention(
     return output.view(query.shape[0], query.shape[2], *output.shape[1:]), None
 
 
-def _no_mask(*_: Any, **__: Any) -> None:
-    """Return no mask: the documents' lengths replace it."""
-
-
 def use(network: Any) -> None:
-    """Make a transformers model compute attention with :func:`attention`."""
-    from transformers import AttentionInterface, AttentionMaskInterface  # slow to import, unused on CPUs
+    """Make a transformers model compute attention with :func:`attention`, without a mask.
+
+    transformers makes no mask for an attention function whose name has none registered. With one, it would
+    look for packed rows in the positions, which waits for the GPU in each forward pass (5.23,
+    masking_utils.py, find_packed_sequence_indices).
+    """
+    from transformers import AttentionInterface  # slow to import, unused on CPUs
 
     AttentionInterface.register(ATTENTION, attention)
-    AttentionMaskInterface.register(ATTENTION, _no_mask)
     network.set_attn_implementation(ATTENTION)

@@ -29,29 +29,73 @@ def test_sharding_gathers_weights_twice_and_reduces_gradients_once_per_micro_bat
     for sharding in ("fsdp", "zero3"):
         engine = "deepspeed" if sharding == "zero3" else "torchtune"
         volume = volumes(Setup(model=LLAMA, sharding=sharding, shard=8, engine=engine))
-        assert (volume.gather, volume.gather_step) == (pytest.approx(3 * 2 * P), 0)
+        assert (volume.gather, volume.reduce) == (pytest.approx(2 * 2 * P), pytest.approx(2 * P))
+        assert (volume.gather_step, volume.reduce_step) == (0, 0)
 
 
-def test_replicas_reduce_gradients_once_per_step() -> None:
-    for setup in (
-        Setup(model=LLAMA, sharding="ddp", replicate=8),
-        Setup(model=LLAMA, sharding="zero1", shard=8, engine="deepspeed"),
-        Setup(model=LLAMA, sharding="zero2", shard=8, engine="deepspeed"),
-    ):
-        volume = volumes(setup)
-        assert (volume.gather, volume.gather_step) == (0, pytest.approx(2 * 2 * P))
+@pytest.mark.parametrize(
+    ("options", "per_pass", "per_step", "gathered"),
+    [
+        ({"sharding": "ddp", "replicate": 8}, 0, 2, 0),
+        ({"sharding": "zero0", "replicate": 8, "engine": "deepspeed"}, 0, 2, 0),
+        ({"sharding": "zero1", "shard": 8, "engine": "megatron"}, 0, 1, 1),
+        ({"sharding": "zero1", "shard": 8, "engine": "deepspeed"}, 0, 2, 1),
+        ({"sharding": "zero2", "shard": 8, "engine": "deepspeed"}, 2, 0, 1),
+    ],
+)
+def test_zero_2_reduces_gradients_in_each_pass_and_the_others_once_per_step(
+    options: dict[str, Any], per_pass: int, per_step: int, gathered: int
+) -> None:
+    """DeepSpeed's ZeRO-1 and ZeRO-2 all-reduce, which sends twice what a reduce-scatter does."""
+    volume = volumes(Setup(model=LLAMA, **options))
+    assert volume.gather == 0
+    sent = (volume.reduce, volume.reduce_step, volume.gather_step)
+    assert sent == (pytest.approx(per_pass * 2 * P), pytest.approx(per_step * 2 * P), gathered * 2 * P)
+
+
+@pytest.mark.parametrize(
+    ("sharding", "engine", "once"),
+    [
+        ("fsdp", "fsdp2", True),
+        ("fsdp", "torchtune", True),
+        ("zero1", "deepspeed", True),
+        ("zero2", "deepspeed", False),
+        ("zero3", "deepspeed", False),
+    ],
+)
+def test_gradients_of_adapters_are_reduced_once_per_step_where_they_are_kept_whole(
+    sharding: Any, engine: Any, once: bool
+) -> None:
+    setup = Setup(model=LLAMA, method="lora", sharding=sharding, shard=8, engine=engine)
+    volume = volumes(setup)
+    assert (volume.reduce == 0, volume.reduce_step == 0) == (once, not once)
+    one, four = (communication_seconds(replace(setup, accumulation=count), FAST) for count in (1, 4))
+    assert one == four, "seconds per pass and per step"
+    reduced = dict(collective_seconds(replace(setup, accumulation=4), four))
+    reduced_by_one = dict(collective_seconds(setup, one))
+    kind = "all_reduce" if sharding in ("zero1", "zero2") else "reduce_scatter"
+    assert reduced[kind] == pytest.approx(reduced_by_one[kind] * (1 if once else 4))
+
+
+def test_hops_of_a_ring_over_nodes_count_for_each_gather_and_each_reduction() -> None:
+    full = communication_seconds(Setup(model=LLAMA, sharding="fsdp", shard=16), FAST)
+    adapters = communication_seconds(Setup(model=LLAMA, method="lora", sharding="fsdp", shard=16), FAST)
+    assert (full.hops, full.hops_step) == (3 * L, 0)
+    assert (adapters.hops, adapters.hops_step) == (2 * L, L)
 
 
 def test_hybrid_sharding_gathers_inside_a_group_and_reduces_shards_between_replicas() -> None:
     volume = volumes(Setup(model=LLAMA, sharding="fsdp", shard=8, replicate=2))
-    assert (volume.gather, volume.replicas_step) == (pytest.approx(6 * P), pytest.approx(4 * P / 8))
+    assert (volume.gather + volume.reduce, volume.replicas_step) == (
+        pytest.approx(6 * P),
+        pytest.approx(4 * P / 8),
+    )
 
 
 def test_keeping_weights_gathered_saves_one_all_gather() -> None:
-    fsdp = volumes(Setup(model=LLAMA, sharding="fsdp", shard=8)).gather
-    assert volumes(Setup(model=LLAMA, sharding="shard_grad_op", shard=8)).gather == pytest.approx(
-        fsdp * 2 / 3
-    )
+    fsdp = volumes(Setup(model=LLAMA, sharding="fsdp", shard=8))
+    kept = volumes(Setup(model=LLAMA, sharding="shard_grad_op", shard=8))
+    assert (kept.gather, kept.reduce) == (pytest.approx(fsdp.gather / 2), fsdp.reduce)
 
 
 def test_adapters_reduce_almost_nothing_and_4_bit_weights_gather_a_quarter() -> None:

@@ -7,6 +7,7 @@ import os
 from collections import Counter
 from typing import Any
 
+import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from launchers import engines
@@ -15,7 +16,7 @@ from tests.launchers.engines import ranks
 
 
 class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts collectives by name, and scalars read from the device."""
+    """Counts collectives by name, and numbers ("fetched") and truth values ("branches") that are read."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -25,9 +26,9 @@ class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
         name = func._schema.name
         if name.startswith(("c10d::", "_c10d_functional::")) and "wait" not in name:
             self.calls[name] += 1
-        # lengths of rows are whole numbers, and on the CPU
-        if name == "aten::_local_scalar_dense" and args[0].is_floating_point():
-            self.calls["fetched"] += 1
+        if name == "aten::_local_scalar_dense":  # lengths of rows are whole numbers, and on the CPU
+            self.calls["fetched"] += args[0].is_floating_point()
+            self.calls["branches"] += args[0].dtype == torch.bool
         return func(*args, **(kwargs or {}))
 
 

@@ -5,6 +5,7 @@ Methods, resuming and exports with ZeRO 0, 2 and 3: test_engines_by_method.py an
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +93,7 @@ def test_packing_and_accumulation_do_not_change_the_loss(tmp_path: Path, plain: 
 def test_zero1_reduces_gradients_in_the_last_pass_of_a_step_and_zero2_in_each(
     tmp_path: Path, model: Path, data: Path, sharding: str, reduced_in_each_pass: bool
 ) -> None:
-    def reduced(accumulation: int) -> int:
+    def calls(accumulation: int) -> Counter[str]:
         job = runs.make_job(
             tmp_path / str(accumulation),
             model,
@@ -102,10 +103,13 @@ def test_zero1_reduces_gradients_in_the_last_pass_of_a_step_and_zero2_in_each(
             accumulation=accumulation,
             sharding=sharding,
         )
-        return counting.named(counting.calls_of(job), "allreduce")
+        return counting.calls_of(job)
 
-    more = reduced(2) - reduced(1)
+    one, two = calls(1), calls(2)
+    more = counting.named(two, "allreduce") - counting.named(one, "allreduce")
     assert more == (STEPS if reduced_in_each_pass else 0)
+    assert two["fetched"] == one["fetched"], "a pass does not wait for the device"
+    assert two["branches"] - one["branches"] == STEPS, "by transformers, whether rows are packed"
 
 
 def test_a_run_resumes_on_another_number_of_processes(tmp_path: Path, plain: TrainJob) -> None:

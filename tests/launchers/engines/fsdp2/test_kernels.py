@@ -46,6 +46,31 @@ def test_linear_layers_of_blocks_use_float8_and_heads_and_adapters_do_not(
     assert not any("lora_" in name and isinstance(m, Float8Linear) for name, m in network.named_modules())
 
 
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise"])
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_float8_products_of_any_number_of_tokens_have_layouts_that_gpus_accept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, recipe: str
+) -> None:
+    """On the meta device torch checks sizes, strides and scales of a product as on CUDA."""
+    folder = runs.make_model(tmp_path)
+    job = runs.make_job(tmp_path, folder, tmp_path, steps=1, settings={"method": method, "fp8": recipe})
+    network = model.made_trainable(
+        model.pretrained(job, dtype=torch.float32, device=torch.device("cpu")), job
+    ).to("meta", torch.bfloat16)
+    on_cuda = dataclasses.replace(job.plan, layout=dataclasses.replace(job.plan.layout, device="cuda"))
+    kernels.set_up(network, dataclasses.replace(job, plan=on_cuda))
+    product, products = torch._scaled_mm, []
+
+    def counted(*arguments: Any, **options: Any) -> torch.Tensor:
+        products.append(options)
+        return product(*arguments, **options)
+
+    monkeypatch.setattr(torch, "_scaled_mm", counted)
+    network(input_ids=torch.ones(1, 1001, dtype=torch.int64, device="meta")).logits.sum().backward()
+    layers = network.config.num_hidden_layers * len(PROJECTIONS)
+    assert len(products) >= 3 * layers - (len(PROJECTIONS) if method == "lora" else 0)
+
+
 def compiled_families() -> tuple[str, ...]:
     [families] = [row.families for row in PROVEN if (row.choice, row.engine) == ("compile", "fsdp2")]
     return families

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from launchers.engines.loop import model as loop_model
 from launchers.engines.loop import varlen
 from launchers.engines.loop.recompute import recompute
 from launchers.engines.loop.tasks import text_task_of
+from tests.launchers.engines.counting import Counting
 from tests.launchers.engines.loop import families, runs
 from tests.launchers.engines.loop.varlen_kernel import reference
 
@@ -57,6 +59,55 @@ def test_loss_and_gradients_of_a_step_equal_those_with_an_attention_mask(family:
     assert varlen_gradients.keys() == gradients.keys()
     for name, gradient in gradients.items():
         assert torch.allclose(varlen_gradients[name], gradient, atol=2e-5, rtol=1e-3), name
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_kernel_receives_what_flash_attention_accepts(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Checks of torch 2.13, transformers/cuda/flash_attn/flash_api.cpp, mha_varlen_fwd."""
+    parameters = inspect.signature(torch.nn.attention.varlen.varlen_attn)
+    calls = []
+
+    def checked(*arguments: Any, **options: Any) -> torch.Tensor:
+        bound = parameters.bind(*arguments, **options)
+        bound.apply_defaults()
+        query, key, value, *lengths = (
+            bound.arguments[name] for name in ("query", "key", "value", "cu_seq_q", "cu_seq_k")
+        )
+        assert {each.dtype for each in (query, key, value)} == {torch.bfloat16}
+        assert {each.stride(-1) for each in (query, key, value)} == {1}
+        assert key.shape == value.shape == (query.shape[0], key.shape[1], query.shape[2])
+        assert all(each.dtype == torch.int32 and each.is_contiguous() for each in lengths)
+        assert isinstance(bound.arguments["window_size"], tuple), "compared with (-1, 0) for causal attention"
+        calls.append(bound.arguments["window_size"])
+        return reference(*arguments, **options)
+
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", checked)
+    window = families.FAMILIES.get(family, {}).get("sliding_window")
+    network = families.network(family, **({"sliding_window": WINDOW} if window else {}))
+    varlen.use(network.to(torch.bfloat16))
+    network(**collate(packed_rows(), 0, batches.TOKEN_MULTIPLE).inputs, use_cache=False)
+    assert set(calls) <= {(-1, 0), (WINDOW - 1, 0)}
+    assert len(calls) == network.config.num_hidden_layers
+    assert ((WINDOW - 1, 0) in calls) == bool(window)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_pass_over_a_micro_batch_reads_from_the_device(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def kernel(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any) -> Any:
+        return query * (key.mean() + value.mean())
+
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", kernel)
+    network = families.network(family).train()
+    varlen.use(network)
+    batch = collate(packed_rows(), 0, batches.TOKEN_MULTIPLE)
+    with Counting() as counting:
+        logits = network(**batch.inputs, use_cache=False).logits
+        summed_cross_entropy(logits, batch.labels).backward()
+    assert (counting.calls["fetched"], counting.calls["branches"]) == (0, 0)
 
 
 @pytest.mark.usefixtures("_kernel")

@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -131,14 +132,16 @@ def test_gradients_of_adapters_are_reduced_in_the_last_pass_of_a_step_and_those_
 ) -> None:
     data = runs.make_data(tmp_path / "data", runs.documents(16), batch=8, steps=2)
 
-    def reduced(accumulation: int) -> int:
+    def calls(accumulation: int) -> Counter[str]:
         options = {"micro": 4 // accumulation, "accumulation": accumulation, "settings": {"method": method}}
         job = job_of(tmp_path / str(accumulation), model, data, steps=2, world=2, **options)
-        return counting.named(counting.calls_of(job), "reduce_scatter")
+        return counting.calls_of(job)
 
-    in_one_pass = reduced(1)
+    one, four = calls(1), calls(4)
+    in_one_pass = counting.named(one, "reduce_scatter")
     assert in_one_pass > 0
-    assert reduced(4) == times * in_one_pass
+    assert counting.named(four, "reduce_scatter") == times * in_one_pass
+    assert all(four[read] == one[read] for read in ("fetched", "branches")), "a pass does not wait"
 
 
 @pytest.mark.parametrize("world", [pytest.param(1, marks=pytest.mark.nightly), 2])
