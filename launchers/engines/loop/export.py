@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from estimator.errors import UserError
 from launchers.engines import _merge
 from launchers.engines._merge import Update
-from launchers.engines.loop import quantized, unet, unet_export
+from launchers.engines.loop import quantized_experts, quantized_model, unet, unet_export
 from launchers.engines.loop.sharding import TrainedModel
 from launchers.gang.job import TrainJob
 from launchers.gang.rank import RankEnv
@@ -26,10 +26,11 @@ _ADAPTER_PREFIX = "base_model.model."
 
 
 def check_mergeable(network: Any, job: TrainJob) -> None:
-    """Raise UserError if the base's files lack the weight of a layer with an adapter. Called before training.
+    """Raise UserError if the adapter cannot be merged into the base's files. Called before training.
 
-    transformers renames the tensors of some families on loading.
+    transformers renames the tensors of some families on loading, and joins those of experts.
     """
+    quantized_experts.parts(network)
     adapted = [name for name, module in network.named_modules() if hasattr(module, "lora_A")]
     names = [f"{name.removeprefix(_ADAPTER_PREFIX)}.weight" for name in adapted]
     stored = tensor_names(job)
@@ -96,7 +97,7 @@ def save(model: TrainedModel, job: TrainJob, env: RankEnv) -> None:
         job.model_dir,
         adapter,
         job.output_dir / "model",
-        quantized.as_trained_on(model.module, model.device),
+        quantized_model.as_trained_on(model.module, model.device),
         lambda names: _names_in_files(model.module, names, tensor_names(job)),
     )
 
@@ -105,7 +106,7 @@ def merge(
     base: Path,
     adapter: Path,
     destination: Path,
-    base_of: quantized.Change = quantized.unchanged,
+    base_of: quantized_model.Change = quantized_model.unchanged,
     names_in_files: Callable[[Iterable[str]], dict[str, str]] | None = None,
 ) -> None:
     """Add the adapter to the base weights on the CPU, in fp32; keep the base's files, names and types.
