@@ -93,13 +93,13 @@ def save(model: TrainedModel, job: TrainJob, env: RankEnv) -> None:
     model.module.save_pretrained(adapter, state_dict=state, save_embedding_layers=False)
     if not job.settings.merges(job.plan.method):
         return
-    merge(
-        job.model_dir,
-        adapter,
-        job.output_dir / "model",
-        quantized_model.as_trained_on(model.module, model.device),
-        lambda names: _names_in_files(model.module, names, tensor_names(job)),
-    )
+    stored = tensor_names(job)
+
+    def names_in_files(names: Iterable[str]) -> dict[str, str]:
+        return _names_in_files(model.module, names, stored)
+
+    base_of = quantized_model.as_trained_on(model.module, model.device, names_in_files)
+    merge(job.model_dir, adapter, job.output_dir / "model", base_of, names_in_files)
 
 
 def merge(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -32,25 +32,37 @@ def round_layers(network: Any, kind: LaunchedQuantization) -> None:
 
 
 def _quantized_layers(network: Any) -> list[tuple[str, nn.Linear]]:
+    """Return the linear layers except heads and those whose product is a special one (DeepSeek V4's groups)."""
     heads = (network.get_output_embeddings(), getattr(network, HEAD, None))
-    linear = [(name, m) for name, m in network.named_modules() if isinstance(m, nn.Linear)]
-    return [(name, m) for name, m in linear if all(m is not head for head in heads)]
+    return [
+        (name, module)
+        for name, module in network.named_modules()
+        if isinstance(module, nn.Linear) and not hasattr(module, "n_groups")
+        if all(module is not head for head in heads)
+    ]
 
 
-def as_trained_on(network: nn.Module, device: torch.device) -> Change:
+def as_trained_on(
+    network: nn.Module,
+    device: torch.device,
+    names_in_files: Callable[[Iterable[str]], dict[str, str]],
+) -> Change:
     """Return a function that gives a base weight the values that the adapter was trained on.
+
+    ``names_in_files``: maps names of weights in the model to their names in the base's files.
 
     It quantizes the weight as at loading, on the same device, and dequantizes it. The layers' own weights are
     not used, because a rank may hold only a shard of each.
     """
     modules = ((name, m) for name, m in network.named_modules() if isinstance(m, QuantizedLinear))
-    layers = {base_name(name): layer for name, layer in modules}
+    layers = {f"{base_name(name)}.weight": layer for name, layer in modules}
+    layers = {stored: layers[name] for name, stored in names_in_files(layers).items()}
     parts = quantized_experts.parts(network)
 
     def change(name: str, weight: torch.Tensor) -> torch.Tensor:
         if (part := parts.get(name)) is not None:
             return part.as_trained_on(weight, device)
-        layer = layers.get(name.removesuffix(".weight"))
+        layer = layers.get(name)
         if layer is None:
             return weight
         packed_weight, scales = packed(weight.to(device, layer.weight.dtype), layer.kind)

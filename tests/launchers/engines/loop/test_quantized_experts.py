@@ -7,11 +7,9 @@ from typing import Any, get_args
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
-from estimator.models.architectures import FAMILIES
 from estimator.vocabulary import LaunchedQuantization
-from launchers.engines.loop import quantized_experts, quantized_model
+from launchers.engines.loop import quantized_model
 from launchers.engines.loop.quantized_experts import QuantizedExperts
 from launchers.engines.loop.quantized_loading import LoopQuantization
 from launchers.models import causal
@@ -68,3 +66,24 @@ def test_outputs_and_gradients_equal_those_of_experts_with_the_dequantized_weigh
             assert weight.grad is None
             assert held < (1.2 if kind == "int8" else 0.6) * shape.numel()
     assert not any("absmax" in name for name in network.state_dict())
+
+
+@pytest.fixture(scope="module")
+def proofs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[families.Proof]]:
+    folder = tmp_path_factory.mktemp("qlora")
+    return {
+        sharding: families.prove(folder / sharding, sharding, ROUTED, ["qlora"])
+        for sharding in families.SHARDINGS
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+@pytest.mark.parametrize("sharding", families.SHARDINGS)
+@pytest.mark.parametrize("family", ROUTED)
+def test_two_processes_train_resume_and_export_experts_in_4_bits(
+    family: str, sharding: str, proofs: dict[str, list[families.Proof]], tmp_path: Path
+) -> None:
+    """Losses start at those of the dequantized weights; the merged model is these weights with the adapter."""
+    place = ROUTED.index(family)
+    assert families.problems(proofs[sharding][place], proofs["zero2"][place], tmp_path) == []
