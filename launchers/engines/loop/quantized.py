@@ -70,7 +70,7 @@ def unpacked(
         return int8.mul_(scales["absmax"].view(torch.float32)[:, None] / LARGEST_INT8)
     from bitsandbytes import functional
 
-    # Rows of one block: bitsandbytes' CPU kernel (0.50.2) begins a block in each row, its quantization does not
+    # Rows of one block: bitsandbytes' CPU kernel (0.50.2) begins a block in each row, unlike its quantization
     rows = torch.Size((1, count) if count % BLOCK else (count // BLOCK, BLOCK))
     state = functional.QuantState(
         plain_scales(scales), shape=rows, dtype=packed_weight.dtype, blocksize=BLOCK, quant_type="nf4"

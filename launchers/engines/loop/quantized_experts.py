@@ -24,7 +24,7 @@ from launchers.engines.loop.quantized import BLOCK
 
 
 class QuantizedExperts(nn.Module):
-    """Experts of a block, combined with the family's class: each product dequantizes one tensor of all experts.
+    """Experts of a block, combined with the family's class; a product dequantizes one tensor of all experts.
 
     A tensor's parameter is the column of :func:`quantized.packed`; its scales are buffers, named after it,
     which are not part of the state dict.
@@ -37,7 +37,7 @@ class QuantizedExperts(nn.Module):
     def forward(
         self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
     ) -> torch.Tensor:
-        """Return each token's weighted sum over its experts, as transformers' grouped_mm_experts_forward does.
+        """Return each token's weighted sum over its experts, like transformers' grouped_mm_experts_forward.
 
         ``hidden_states``: [tokens, width]; ``top_k_index`` and ``top_k_weights``: [tokens, top k].
         """
@@ -95,8 +95,8 @@ def product(
 ) -> torch.Tensor:
     """Compute each expert's ``inputs @ weight.T`` for its rows; ``inputs @ weight`` if ``transposed``.
 
-    ``inputs``: rows sorted by expert; ``ends``: end of each expert's rows. A custom operator, so that autograd
-    saves the quantized weight.
+    ``inputs``: rows sorted by expert; ``ends``: end of each expert's rows. A custom operator, so that
+    autograd saves the quantized weight.
     """
     from transformers.integrations.moe import _grouped_mm
 

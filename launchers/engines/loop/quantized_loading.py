@@ -1,7 +1,7 @@
-"""Loading of a model whose linear layers and experts are quantized one by one, by transformers' interface for quantizers.
+"""Loading of a model whose weights are quantized one by one, by transformers' interface for quantizers.
 
-So at most one matrix, or one tensor of a block's experts, exists in 16 bits at a time. transformers' own quantizers create bitsandbytes' layers;
-``quantized.py`` explains why those are not used.
+So at most one matrix, or one tensor of a block's experts, exists in 16 bits at a time. transformers' own
+quantizers create bitsandbytes' layers; ``quantized.py`` explains why those are not used.
 """
 
 from __future__ import annotations

@@ -84,6 +84,6 @@ def proofs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[families.
 def test_two_processes_train_resume_and_export_experts_in_4_bits(
     family: str, sharding: str, proofs: dict[str, list[families.Proof]], tmp_path: Path
 ) -> None:
-    """Losses start at those of the dequantized weights; the merged model is these weights with the adapter."""
+    """Losses start at that of the dequantized weights; the merged model is these with the adapter."""
     place = ROUTED.index(family)
     assert families.problems(proofs[sharding][place], proofs["zero2"][place], tmp_path) == []
