@@ -319,11 +319,8 @@ def _loop(engine: str, job: Job, processes: int) -> str | None:
             f"packing: in transformers' {model.family} code a document may attend to earlier ones in its row "
             f"({packing_reason}), and {model.name} is such a model"
         )
-    if method.quantized and model.experts:
-        return (
-            "qlora: transformers 5 keeps experts in one tensor, which stays in 16 bits, and they are most of "
-            f"{model.name}"
-        )
+    if method.quantized and model.experts and family_of(model.family).experts_stay_16_bit:
+        return f"qlora: experts of {model.family} models stay in 16 bits, and are most of {model.name}"
     if job.fp8 != "none":
         if not spec.fp8:
             return _fp8_needs_engine(job)

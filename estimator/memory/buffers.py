@@ -240,14 +240,19 @@ def _foreach_bytes(setup: Setup, part: Part, trained: int) -> int:
 
 
 def dequantized_bytes(setup: Setup) -> int:
-    """Return the bytes of the largest quantized matrix after dequantization to the compute type.
+    """Return the bytes of the largest quantized tensor after dequantization to the compute type.
 
-    bitsandbytes, MatMul4Bit; launchers/engines/loop/quantized.py, also for int8. 0 if products use quantized
-    weights directly.
+    bitsandbytes, MatMul4Bit; launchers/engines/loop/quantized.py, also for int8. The loop dequantizes one
+    tensor of all experts of a block at a time (quantized_experts.py): the first, gate and up projection
+    joined. 0 if products use quantized weights directly.
     """
     if setup.quantization == "none" or (setup.quantization == "int8" and not setup.runs_loop):
         return 0
-    largest = shape_of(setup.model).largest_linear
+    shape = shape_of(setup.model)
+    largest = shape.largest_linear
+    if setup.runs_loop:
+        joined, matrices = (2, 3) if setup.model.gated_mlp else (1, 2)
+        largest = max(largest, shape.experts_linear * joined // matrices)
     if setup.engine == "litgpt":
         largest = max(largest, setup.model.vocab * setup.model.hidden)
     return compute_size(setup) * -(-largest // setup.tensor)

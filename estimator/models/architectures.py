@@ -79,6 +79,10 @@ class Family:
     mlp_names_are_experts:
         PEFT adapts the experts' tensors under the names of the MLP's projections, and never the linear layers
         of dense blocks and shared experts (peft 0.21, utils/transformers_weight_conversion.py).
+    prompts_by_code:
+        Its repositories have Python code that renders chats (folder `encoding`), and no chat template.
+    experts_stay_16_bit:
+        Its code of the experts is not the common one of transformers 5, so QLoRA cannot quantize them.
     linears:
         Names of linear layers in the family's code -> their generic names. Those in one inner tuple are fused
         into one matrix.
@@ -113,6 +117,8 @@ class Family:
     packing_leak: str = ""
     code_elsewhere: bool = False
     mlp_names_are_experts: bool = False
+    prompts_by_code: bool = False
+    experts_stay_16_bit: bool = False
     linears: Linears = field(default_factory=dict)
     source: str
 
@@ -142,6 +148,8 @@ _NOT_TRAITS = (
     "partial_rotary",
     "packing_leak",
     "code_elsewhere",
+    "prompts_by_code",
+    "experts_stay_16_bit",
     "mlp_names_are_experts",
     "scores_texts",
     "linears",
@@ -177,6 +185,7 @@ FAMILIES: dict[str, Family] = {  # Hugging Face's `model_type`
     "llama": Family(source=_transformers("llama")),
     "llama4_text": Family(
         scores_texts=False,
+        experts_stay_16_bit=True,
         packing_leak="its chunks and attention's temperature are counted from the row's first token",
         source=_transformers("llama4"),
     ),
@@ -237,10 +246,14 @@ FAMILIES: dict[str, Family] = {  # Hugging Face's `model_type`
     "deepseek_v2": Family(mlp_names_are_experts=True, source=_transformers("deepseek_v2")),
     "deepseek_v3": Family(mlp_names_are_experts=True, source=_transformers("deepseek_v3")),
     "deepseek_v32": Family(
-        scores_texts=False, mlp_names_are_experts=True, source=_transformers("deepseek_v32", _NEW)
+        scores_texts=False,
+        mlp_names_are_experts=True,
+        prompts_by_code=True,
+        source=_transformers("deepseek_v32", _NEW),
     ),
     "deepseek_v4": Family(
         scores_texts=False,
+        prompts_by_code=True,
         attention_sinks=True,
         partial_rotary=True,
         packing_leak="it compresses windows of tokens counted from the row's first token",

@@ -16,6 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from estimator.errors import UserError
+from estimator.models.architectures import family_of
+from estimator.untrusted import read_json_object
 from launchers.base.tokenizer import tokenizer_in
 from launchers.dataset.answer_spans import Messages, Span, has_marks, marked_spans, turn_span
 from launchers.dataset.cpu_limit import cpu_limit, memory_limit
@@ -40,6 +42,19 @@ INSTRUCTION_TEMPLATE = (
     "{% else %}{{ message['content'] | trim }}{{ eos_token }}{% if not loop.last %}{{ '\n\n' }}{% endif %}"
     "{% endif %}{% endfor %}"
 )
+
+
+def check_template(model_dir: Path, settings: Settings) -> None:
+    """Raise UserError if chats cannot be rendered as the model expects, because its template is code."""
+    config = model_dir / "config.json"
+    family = read_json_object(config).get("model_type", "") if config.is_file() else ""
+    if settings.chat_template is not None or not family_of(family).prompts_by_code:
+        return
+    if not tokenizer_in(model_dir, trust_remote_code=settings.trust_remote_code).chat_template:
+        raise UserError(
+            f"{settings.model} has no chat template: {family} models are published with Python code instead.",
+            "Set chat_template; docs/models.md has one for chats without tools and reasoning.",
+        )
 
 
 def load_tokenizer(model_dir: Path, settings: Settings) -> Any:

@@ -383,9 +383,9 @@ def load_model(
 
         network = causal.load(base, trust_remote_code=trust_remote_code, **options)
         if settings is not None and METHODS[settings.method].quantized:
-            from launchers.engines.loop import quantized
+            from launchers.engines.loop import quantized_model
 
-            quantized.round_layers(network, settings.lora.quantization)
+            quantized_model.round_layers(network, settings.lora.quantization)
         return PeftModel.from_pretrained(network, str(folder)).eval()
     return causal.load(folder, trust_remote_code=trust_remote_code, **options).eval()
 

@@ -399,6 +399,8 @@ def tokenize(
     print(f"tokenizing {len(samples):,} rows with the tokenizer of {settings.model}", flush=True)
     from launchers.dataset import prepare, render
 
+    if any(getattr(sample, "text", None) is None for sample in samples):
+        render.check_template(model_dir, settings)
     train, split_off = prepare.split(samples, settings)
     if settings.mixture:
         train = mixture.weighted(train, settings)

@@ -20,7 +20,7 @@ from launchers.engines import _merge
 from launchers.engines.fsdp2 import checkpoint, kernels
 from launchers.engines.fsdp2.master_weights import MasterWeights
 from launchers.engines.gathering import gather_json
-from launchers.engines.loop import generators, head, liger, model, optimizer, quantized, unet
+from launchers.engines.loop import generators, head, liger, model, optimizer, quantized, quantized_model, unet
 from launchers.engines.loop.families import blocks
 from launchers.engines.loop.moving_average import MovingAverage
 from launchers.gang.job import TrainJob
@@ -231,7 +231,7 @@ def _without_weights(job: TrainJob) -> Any:
         network.tie_weights()  # registration creates a separate parameter for each name
     with init_empty_weights(include_buffers=False):
         if kind := quantized.kind_of(job):
-            quantized.replace_layers(network, kind)
+            quantized_model.replace_layers(network, kind)
         return _made_trainable(network, job)
 
 

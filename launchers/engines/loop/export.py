@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from estimator.errors import UserError
 from launchers.engines import _merge
 from launchers.engines._merge import Update
-from launchers.engines.loop import quantized, unet, unet_export
+from launchers.engines.loop import quantized_experts, quantized_model, unet, unet_export
 from launchers.engines.loop.sharding import TrainedModel
 from launchers.gang.job import TrainJob
 from launchers.gang.rank import RankEnv
@@ -26,10 +26,11 @@ _ADAPTER_PREFIX = "base_model.model."
 
 
 def check_mergeable(network: Any, job: TrainJob) -> None:
-    """Raise UserError if the base's files lack the weight of a layer with an adapter. Called before training.
+    """Raise UserError if the adapter cannot be merged into the base's files. Called before training.
 
-    transformers renames the tensors of some families on loading.
+    transformers renames the tensors of some families on loading, and joins those of experts.
     """
+    quantized_experts.parts(network)
     adapted = [name for name, module in network.named_modules() if hasattr(module, "lora_A")]
     names = [f"{name.removeprefix(_ADAPTER_PREFIX)}.weight" for name in adapted]
     stored = tensor_names(job)
@@ -92,20 +93,20 @@ def save(model: TrainedModel, job: TrainJob, env: RankEnv) -> None:
     model.module.save_pretrained(adapter, state_dict=state, save_embedding_layers=False)
     if not job.settings.merges(job.plan.method):
         return
-    merge(
-        job.model_dir,
-        adapter,
-        job.output_dir / "model",
-        quantized.as_trained_on(model.module, model.device),
-        lambda names: _names_in_files(model.module, names, tensor_names(job)),
-    )
+    stored = tensor_names(job)
+
+    def names_in_files(names: Iterable[str]) -> dict[str, str]:
+        return _names_in_files(model.module, names, stored)
+
+    base_of = quantized_model.as_trained_on(model.module, model.device, names_in_files)
+    merge(job.model_dir, adapter, job.output_dir / "model", base_of, names_in_files)
 
 
 def merge(
     base: Path,
     adapter: Path,
     destination: Path,
-    base_of: quantized.Change = quantized.unchanged,
+    base_of: quantized_model.Change = quantized_model.unchanged,
     names_in_files: Callable[[Iterable[str]], dict[str, str]] | None = None,
 ) -> None:
     """Add the adapter to the base weights on the CPU, in fp32; keep the base's files, names and types.

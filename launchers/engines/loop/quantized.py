@@ -7,7 +7,7 @@ evaluation mode; and its 8-bit layer keeps a second reference to the full weight
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from math import prod
 from typing import Any
@@ -17,17 +17,15 @@ from torch import library, nn
 
 from estimator.vocabulary import METHODS, LaunchedQuantization
 from launchers.engines import _merge
-from launchers.engines.reward_head import HEAD
 from launchers.gang.job import TrainJob
 
 Scales = dict[str, torch.Tensor]
-Change = Callable[[str, torch.Tensor], torch.Tensor]
 
 # One scale per 64 weights; scales are quantized in groups of 256: Dettmers et al. 2023, QLoRA
 # (arXiv:2305.14314), section 3; estimator/memory/states.py counts them.
 BLOCK, SCALES_BLOCK = 64, 256
 LARGEST_INT8 = 127
-_NAMES = ("absmax", "absmax2")
+SCALES = ("absmax", "absmax2")  # names of the buffers
 
 
 def kind_of(job: TrainJob) -> LaunchedQuantization | None:
@@ -72,19 +70,27 @@ def unpacked(
         return int8.mul_(scales["absmax"].view(torch.float32)[:, None] / LARGEST_INT8)
     from bitsandbytes import functional
 
-    absmax = scales["absmax"]
-    if kind == "nf4-double":
-        absmax2 = scales["absmax2"].view(torch.float32)  # the first value is the mean of all scales
-        absmax = functional.dequantize_blockwise(
-            absmax, absmax=absmax2[1:], code=_dynamic_code(absmax.device), blocksize=SCALES_BLOCK
-        ).add_(absmax2[0])
-    else:
-        absmax = absmax.view(torch.float32)
+    # Rows of one block: bitsandbytes' CPU kernel (0.50.2) begins a block in each row, unlike its quantization
+    rows = torch.Size((1, count) if count % BLOCK else (count // BLOCK, BLOCK))
     state = functional.QuantState(
-        absmax, shape=shape, dtype=packed_weight.dtype, blocksize=BLOCK, quant_type="nf4"
+        plain_scales(scales), shape=rows, dtype=packed_weight.dtype, blocksize=BLOCK, quant_type="nf4"
     )
-    dequantized: torch.Tensor = functional.dequantize_4bit(values[: -(-count // 2)], state)
+    dequantized: torch.Tensor = functional.dequantize_4bit(values[: -(-count // 2)], state).view(shape)
     return dequantized
+
+
+def plain_scales(scales: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Return the fp32 scale of each block of 4-bit weights; dequantize it if it is stored in 8 bits."""
+    absmax = scales["absmax"]
+    if "absmax2" not in scales:
+        return absmax.view(torch.float32)
+    from bitsandbytes import functional
+
+    absmax2 = scales["absmax2"].view(torch.float32)  # the first value is the mean of all scales
+    plain: torch.Tensor = functional.dequantize_blockwise(
+        absmax, absmax=absmax2[1:], code=_dynamic_code(absmax.device), blocksize=SCALES_BLOCK
+    )
+    return plain.add_(absmax2[0])
 
 
 def _int8(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -131,16 +137,10 @@ class QuantizedLinear(nn.Linear):
         nn.Module.__init__(self)
         self.in_features, self.out_features, self.kind = like.in_features, like.out_features, kind
         self.bias = like.bias
-        old = like.weight
-        count, size = old.numel(), old.element_size()
-        packed_count = -(-(count if kind == "int8" else -(-count // 2)) // size)
-        empty = torch.empty((packed_count, 1), dtype=old.dtype, device=old.device)
+        empty, scales = empty_like(like.weight, kind)
         self.weight = nn.Parameter(empty, requires_grad=False)
-        device = torch.device("cpu") if old.is_meta else old.device
-        lengths = _scale_bytes(like.out_features, count, kind)
-        for name in _NAMES:
-            scales = torch.empty(lengths[name], dtype=torch.uint8, device=device) if name in lengths else None
-            self.register_buffer(name, scales, persistent=False)
+        for name in SCALES:
+            self.register_buffer(name, scales.get(name), persistent=False)
 
     def whole(self) -> torch.Tensor:
         """Return the dequantized weight [out, in], which the adapter is trained on."""
@@ -151,6 +151,19 @@ class QuantizedLinear(nn.Linear):
             inputs, self.weight, self.absmax, self.absmax2, self.kind, self.out_features
         )
         return result if self.bias is None else result + self.bias
+
+
+def empty_like(weight: torch.Tensor, kind: LaunchedQuantization) -> tuple[torch.Tensor, Scales]:
+    """Allocate what :func:`packed` returns for a matrix of this shape, type and device.
+
+    Scales are allocated on the CPU if ``weight`` is on the meta device.
+    """
+    count = weight.numel()
+    packed_count = -(-(count if kind == "int8" else -(-count // 2)) // weight.element_size())
+    column = torch.empty((packed_count, 1), dtype=weight.dtype, device=weight.device)
+    device = torch.device("cpu") if weight.is_meta else weight.device
+    lengths = _scale_bytes(len(weight), count, kind)
+    return column, {name: torch.empty(n, dtype=torch.uint8, device=device) for name, n in lengths.items()}
 
 
 def _scale_bytes(rows: int, count: int, kind: LaunchedQuantization) -> dict[str, int]:
@@ -225,49 +238,6 @@ def _weight(
     return unpacked(packed_weight.detach(), scales, kind, torch.Size((out_features, in_features)))
 
 
-def replace_layers(network: Any, kind: LaunchedQuantization) -> None:
-    """Replace each linear layer except the head by a :class:`QuantizedLinear`."""
-    for name, layer in _quantized_layers(network):
-        network.set_submodule(name, QuantizedLinear(layer, kind))
-
-
-def round_layers(network: Any, kind: LaunchedQuantization) -> None:
-    """Replace the weight of each linear layer except the head by its quantized and dequantized values."""
-    for _, layer in _quantized_layers(network):
-        packed_weight, scales = packed(layer.weight.detach(), kind)
-        layer.weight.data = unpacked(packed_weight, scales, kind, layer.weight.shape)
-
-
-def _quantized_layers(network: Any) -> list[tuple[str, nn.Linear]]:
-    heads = (network.get_output_embeddings(), getattr(network, HEAD, None))
-    linear = [(name, m) for name, m in network.named_modules() if isinstance(m, nn.Linear)]
-    return [(name, m) for name, m in linear if all(m is not head for head in heads)]
-
-
 def base_name(name: str) -> str:
     """Return a PEFT layer's name in its base model."""
     return name.removeprefix("base_model.model.").removesuffix(".base_layer")
-
-
-def as_trained_on(network: nn.Module, device: torch.device) -> Change:
-    """Return a function that gives a base weight the values that the adapter was trained on.
-
-    It quantizes the weight as at loading, on the same device, and dequantizes it. The layers' own weights are
-    not used, because a rank may hold only a shard of each.
-    """
-    modules = ((name, m) for name, m in network.named_modules() if isinstance(m, QuantizedLinear))
-    layers = {base_name(name): layer for name, layer in modules}
-
-    def change(name: str, weight: torch.Tensor) -> torch.Tensor:
-        layer = layers.get(name.removesuffix(".weight"))
-        if layer is None:
-            return weight
-        packed_weight, scales = packed(weight.to(device, layer.weight.dtype), layer.kind)
-        return unpacked(packed_weight, scales, layer.kind, weight.shape).cpu()
-
-    return change
-
-
-def unchanged(name: str, weight: torch.Tensor) -> torch.Tensor:  # noqa: ARG001 - a Change
-    """Return the weight unchanged."""
-    return weight

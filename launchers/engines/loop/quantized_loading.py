@@ -1,7 +1,7 @@
-"""Loading of a model whose linear layers are quantized one by one, by transformers' interface for quantizers.
+"""Loading of a model whose weights are quantized one by one, by transformers' interface for quantizers.
 
-So at most one matrix exists in 16 bits at a time. transformers' own quantizers create bitsandbytes' layers;
-``quantized.py`` explains why those are not used.
+So at most one matrix, or one tensor of a block's experts, exists in 16 bits at a time. transformers' own
+quantizers create bitsandbytes' layers; ``quantized.py`` explains why those are not used.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from transformers.quantizers import HfQuantizer, register_quantization_config, r
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from estimator.vocabulary import LaunchedQuantization
-from launchers.engines.loop.quantized import QuantizedLinear, Scales, packed, replace_layers
+from launchers.engines.loop.quantized import QuantizedLinear, Scales, packed
+from launchers.engines.loop.quantized_experts import QuantizedExperts
+from launchers.engines.loop.quantized_model import replace_layers
 
 METHOD = "metaflow-finetune"
 
@@ -37,14 +39,17 @@ class LoopQuantizer(HfQuantizer):  # type: ignore[misc,unused-ignore]
 
     def __init__(self, quantization_config: LoopQuantization, **options: Any) -> None:
         super().__init__(quantization_config, **options)
-        self.scales: dict[str, Scales] = {}
+        self.scales: dict[str, Scales] = {}  # by name of the weight
 
     def is_serializable(self) -> bool:
         return False  # the layers are never saved: exports use the base's files
 
     def param_needs_quantization(self, model: nn.Module, param_name: str, **_: Any) -> bool:
         owner, _dot, name = param_name.rpartition(".")
-        return name == "weight" and isinstance(model.get_submodule(owner), QuantizedLinear)
+        layer = model.get_submodule(owner)
+        if isinstance(layer, QuantizedExperts):
+            return name in layer.shapes
+        return name == "weight" and isinstance(layer, QuantizedLinear)
 
     def _process_model_before_weight_loading(self, model: nn.Module, **_: Any) -> None:
         replace_layers(model, self.quantization_config.kind)
@@ -54,9 +59,10 @@ class LoopQuantizer(HfQuantizer):  # type: ignore[misc,unused-ignore]
 
     def _process_model_after_weight_loading(self, model: nn.Module, **_: Any) -> None:
         for name, scales in self.scales.items():
-            layer = model.get_submodule(name)
+            owner, _dot, weight = name.rpartition(".")
+            prefix = "" if weight == "weight" else f"{weight}_"
             for kind, values in scales.items():
-                layer.register_buffer(kind, values, persistent=False)
+                model.get_submodule(owner).register_buffer(f"{prefix}{kind}", values, persistent=False)
         self.remove_quantization_config(model)  # transformers then treats it as unquantized
 
 
@@ -75,8 +81,9 @@ class _Pack(ConversionOps):  # type: ignore[misc,unused-ignore]
         (tensors,) = input_dict.values()
         weight = tensors[0] if isinstance(tensors, list) else tensors
         config = self._quantizer.quantization_config
-        packed_weight, scales = packed(weight.to(config.device), config.kind)
-        self._quantizer.scales[full_layer_name.removesuffix(".weight")] = {
+        matrix = weight if weight.ndim == 2 else weight.flatten(end_dim=-2)
+        packed_weight, scales = packed(matrix.to(config.device), config.kind)
+        self._quantizer.scales[full_layer_name] = {
             name: values.to(weight.device) for name, values in scales.items()
         }
         return {full_layer_name: nn.Parameter(packed_weight.to(weight.device), requires_grad=False)}

@@ -151,10 +151,12 @@ def test_a_budget_too_small_for_full_training_selects_adapters() -> None:
     assert plan(open_method, ANY, Goals(tokens=BILLION, budget_usd=0.72 * full)).method != "full"
 
 
-def test_experts_are_not_offered_qlora() -> None:
-    job = replace(LORA, model=find("mixtral-8x22b"), method="auto")
+def test_experts_are_offered_qlora_if_their_family_can_be_quantized() -> None:
+    mixtral = replace(LORA, model=find("mixtral-8x7b"), method="auto", engine="fsdp2")
+    one_gpu = Target(kind="catalogue", gpu="A100 SXM 80GB", nodes=1, gpus=1)
+    assert plans(mixtral, one_gpu).best.method == "qlora"
     with pytest.raises(CannotFit) as caught:
-        plans(job, Target(kind="catalogue", gpu="T4", nodes=1, gpus=1))
+        plans(replace(mixtral, model=find("llama-4-scout")), one_gpu)
     assert "(lora" in caught.value.problem
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 import re
@@ -10,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from estimator.errors import UserError
-from launchers.dataset.render import load_tokenizer, prompt_of, tokenize
+from launchers.dataset.render import check_template, load_tokenizer, prompt_of, tokenize
 from launchers.dataset.rows import Conversation, parse
 from launchers.dataset.turns import Message
 from launchers.settings import Settings, build
@@ -36,6 +38,47 @@ DROPPING = (
 def counted_text(conversation: Conversation, tokenizer: Any) -> str:
     ((tokens, counted),) = tokenize([conversation], tokenizer)
     return str(tokenizer.decode(tokens[counted]))
+
+
+class TestTemplatesThatAreCode:
+    DOCUMENT = Path(__file__).parents[3] / "docs" / "models.md"
+
+    @pytest.fixture
+    def folder(self, tokenizer: Any, tmp_path: Path) -> Path:
+        plain = copy.deepcopy(tokenizer)
+        plain.chat_template = None
+        plain.save_pretrained(tmp_path)
+        (tmp_path / "config.json").write_text('{"model_type": "deepseek_v4"}')
+        return tmp_path
+
+    def test_chats_are_refused_until_a_template_is_set(self, folder: Path) -> None:
+        with pytest.raises(UserError, match="deepseek_v4 models are published with Python code") as caught:
+            check_template(folder, build({}))
+        assert "chat_template" in (caught.value.advice)
+        check_template(folder, build({"chat_template": CHATML}))
+        (folder / "config.json").write_text('{"model_type": "llama"}')
+        check_template(folder, build({}))
+
+    def test_the_template_of_the_document_renders_the_mode_chat_of_the_published_code(
+        self, folder: Path
+    ) -> None:
+        (block,) = re.findall(r"```yaml\n(model: deepseek-v4.*?)```", self.DOCUMENT.read_text(), re.DOTALL)
+        tokenizer = load_tokenizer(folder, build(yaml.safe_load(block)))
+        rendered = tokenizer.apply_chat_template(
+            [
+                {"role": "system", "content": "Be brief."},
+                {"role": "user", "content": "Hi"},
+                {"role": "assistant", "content": "Hello"},
+                {"role": "user", "content": "1+1?"},
+            ],
+            tokenize=False,
+            add_generation_prompt=True,
+        )
+        begin, end = tokenizer.bos_token, tokenizer.eos_token
+        assert rendered == (
+            f"{begin}Be brief.<｜User｜>Hi<｜Assistant｜></think>Hello{end}<｜User｜>1+1?<｜Assistant｜></think>"
+        )
+        assert counted_text(chat("Hi", "Hello"), tokenizer) == f"Hello{end}"
 
 
 class TestMasking:

@@ -10,7 +10,9 @@ from typing import Any
 
 import torch
 
+from estimator.vocabulary import METHODS as ALL_METHODS
 from launchers import engines
+from launchers.engines.loop import quantized_model
 from launchers.gang.job import TrainJob
 from launchers.models import causal
 from launchers.models.hf_layout import safetensors_header
@@ -326,7 +328,7 @@ def problems(proof: Proof, resumed: Proof, folder: Path) -> list[str]:
     if len(full) != STEPS - 1 or len(after) != STEPS - CHECKPOINT:
         return [f"it took {len(full)} and {len(after)} steps instead of {STEPS - 1} and {STEPS - CHECKPOINT}"]
     messages = []
-    start = loss(causal.load(proof.whole.model_dir, dtype=torch.float32).eval())
+    start = loss(_base(proof).eval())
     if abs(proof.losses[0] - start) > CLOSE:
         messages.append("it does not begin with the model's own loss")
     if not proof.losses[-1] < proof.losses[0]:
@@ -341,16 +343,23 @@ def problems(proof: Proof, resumed: Proof, folder: Path) -> list[str]:
     exported = causal.load(folder / "model", dtype=torch.float32).eval()
     if abs(loss(exported) - runs.losses(after)[-1]) > CLOSE:
         messages.append("its export has another loss than what it has trained")
-    if proof.method == "lora":
+    if proof.method != "full":
         messages += _adapter_problems(proof, folder, exported)
     return messages
+
+
+def _base(proof: Proof) -> Any:
+    """Load the model that the training started from; for qlora with the values of its quantized weights."""
+    base = causal.load(proof.whole.model_dir, dtype=torch.float32)
+    if ALL_METHODS[proof.method].quantized:
+        quantized_model.round_layers(base, proof.whole.settings.lora.quantization)
+    return base
 
 
 def _adapter_problems(proof: Proof, folder: Path, merged: Any) -> list[str]:
     from peft import PeftModel
 
-    base = causal.load(proof.whole.model_dir, dtype=torch.float32)
-    adapted = PeftModel.from_pretrained(base, str(folder / "adapter")).eval()
+    adapted = PeftModel.from_pretrained(_base(proof), str(folder / "adapter")).eval()
     tokens = torch.arange(3, 33)[None]
     with torch.no_grad():
         difference = (merged(tokens).logits - adapted(tokens).logits).abs().max()

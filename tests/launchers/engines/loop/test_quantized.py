@@ -45,7 +45,7 @@ def layer_of(weight: torch.Tensor, kind: LaunchedQuantization) -> QuantizedLinea
 def test_4_bit_weights_equal_those_of_bitsandbytes(kind: LaunchedQuantization, dtype: torch.dtype) -> None:
     from bitsandbytes import functional
 
-    weight = matrix(96, 160, dtype)
+    weight = matrix(96, 192, dtype)
     theirs, state = functional.quantize_4bit(
         weight, blocksize=64, compress_statistics=kind == "nf4-double", quant_type="nf4"
     )
@@ -65,6 +65,15 @@ def test_8_bit_weights_differ_by_at_most_half_a_quantization_step_of_their_row(d
     rounded = 2**-8 if dtype is torch.bfloat16 else 1e-6
     assert unpacked_weight.dtype == dtype
     assert ((unpacked_weight - weight).float().abs() <= step / 2 + rounded * weight.float().abs()).all()
+
+
+@pytest.mark.parametrize("columns", [32, 64, 96, 160])
+def test_4_bit_weights_are_close_to_those_before_quantization_at_any_width(columns: int) -> None:
+    weight = matrix(96, columns)
+    packed_weight, scales = packed(weight, "nf4-double")
+    difference = unpacked(packed_weight, scales, "nf4-double", weight.shape) - weight
+    widest_step = 0.16 * weight.reshape(-1, quantized.BLOCK).abs().amax(1)  # between the codes -1 and -0.696
+    assert (difference.reshape(-1, quantized.BLOCK).abs().amax(1) < widest_step).all()
 
 
 @torch.compiler.set_stance("force_eager")  # bitsandbytes compiles what unpacks odd shapes

@@ -182,6 +182,16 @@ def test_the_losses_of_ten_steps_equal_those_of_the_trl_trainer(family: str, tmp
             ["method=full", "vision=full", "engine=deepspeed", "optimizer.lr=3e-3"],
             marks=pytest.mark.nightly,
         ),
+        pytest.param(
+            "smolvlm",
+            ["method=lora", "vision=lora", "engine=fsdp2", "optimizer.lr=5e-3"],
+            marks=pytest.mark.nightly,
+        ),
+        pytest.param(
+            "smolvlm",
+            ["method=lora", "vision=lora", "engine=deepspeed", "resources.gpus=2", "optimizer.lr=5e-3"],
+            marks=pytest.mark.nightly,
+        ),
     ],
 )
 def test_a_run_on_rows_with_images_exports_a_model_that_answers_about_images(

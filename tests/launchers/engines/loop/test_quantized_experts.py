@@ -1,0 +1,89 @@
+"""Experts in 4 and 8 bits: outputs, gradients, storage, and the values that an export has to repeat."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import torch
+
+from estimator.vocabulary import LaunchedQuantization
+from launchers.engines.loop import quantized_model
+from launchers.engines.loop.quantized_experts import QuantizedExperts
+from launchers.engines.loop.quantized_loading import LoopQuantization
+from launchers.models import causal
+from tests.launchers.engines.loop import families
+
+KINDS: tuple[LaunchedQuantization, ...] = get_args(LaunchedQuantization)
+CPU = torch.device("cpu")
+CLOSE = 1e-5
+ROUTED = [
+    name
+    for name, fields in families.FAMILIES.items()
+    if name != "llama4_text" and any("experts" in field for field in fields)
+]
+
+
+def saved(family: str, folder: Path) -> Path:
+    families.network(family).save_pretrained(folder)
+    return folder
+
+
+def loaded(folder: Path, kind: LaunchedQuantization) -> Any:
+    options = {"dtype": torch.float32, "quantization_config": LoopQuantization(kind, CPU)}
+    return causal.load(folder, **options).eval()
+
+
+def logits(network: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the logits of a row, and the gradient of their sum of squares for the embeddings."""
+    embeddings = network.get_input_embeddings()
+    embeddings.weight.requires_grad_(True)
+    embeddings.weight.grad = None
+    found = network(torch.arange(3, 33)[None]).logits
+    found.square().sum().backward()
+    return found.detach(), embeddings.weight.grad
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("family", ROUTED)
+def test_outputs_and_gradients_equal_those_of_experts_with_the_dequantized_weights(
+    family: str, kind: LaunchedQuantization, tmp_path: Path
+) -> None:
+    folder = saved(family, tmp_path)
+    network, rounded = loaded(folder, kind), causal.load(folder, dtype=torch.float32).eval()
+    plain = logits(rounded)[0]
+    quantized_model.round_layers(rounded, kind)
+    blocks = [module for module in network.modules() if isinstance(module, QuantizedExperts)]
+    assert blocks
+    for values, expected in zip(logits(network), logits(rounded), strict=True):
+        torch.testing.assert_close(values, expected, atol=CLOSE * expected.abs().max().item(), rtol=CLOSE)
+    assert (logits(network)[0] - plain).abs().max() > 10 * CLOSE, "quantization changes the outputs"
+    for block in blocks:
+        for name, shape in block.shapes.items():
+            weight = getattr(block, name)
+            held = weight.nbytes + sum(scale.nbytes for scale in block.scales(name).values())
+            assert weight.grad is None
+            assert held < (1.2 if kind == "int8" else 0.6) * shape.numel()
+    assert not any("absmax" in name for name in network.state_dict())
+
+
+@pytest.fixture(scope="module")
+def proofs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[families.Proof]]:
+    folder = tmp_path_factory.mktemp("qlora")
+    return {
+        sharding: families.prove(folder / sharding, sharding, ROUTED, ["qlora"])
+        for sharding in families.SHARDINGS
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+@pytest.mark.parametrize("sharding", families.SHARDINGS)
+@pytest.mark.parametrize("family", ROUTED)
+def test_two_processes_train_resume_and_export_experts_in_4_bits(
+    family: str, sharding: str, proofs: dict[str, list[families.Proof]], tmp_path: Path
+) -> None:
+    """Losses start at that of the dequantized weights; the merged model is these with the adapter."""
+    place = ROUTED.index(family)
+    assert families.problems(proofs[sharding][place], proofs["zero2"][place], tmp_path) == []
