@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, Literal
 
 from estimator.formatting import format_bytes, format_duration, format_usd
@@ -16,7 +17,9 @@ from estimator.planning.goals import Goals
 from estimator.planning.interruptions import completion_obstacle
 from estimator.planning.search import TIE_MARGIN, Candidate, Shortage, complexity, percent
 
-MIN_TRADE_SPEEDUP = 2.0  # minimum speedup of a plan of about the same price to mention it
+# Minimum speedup at which a plan of about the same price ranks first, or is mentioned. A choice: above the
+# error of predicted speeds (TIE_MARGIN). PACES says it in words.
+MIN_TRADE_SPEEDUP = 2.0
 RejectionKind = Literal[
     "memory",
     "host memory",
@@ -118,12 +121,14 @@ def sort_candidates(
     complete job with start-up and expected out-of-memory restarts if ``tokens`` is known, otherwise per
     token; by GPU-hours if no price is known; by time with a budget or if speed is preferred. Ties are formed
     in bands: the best figure and all within :data:`TIE_MARGIN` of it, then the best of the rest, and so on.
-    Within a band, by lower price per hour, fewer GPUs, simpler layout, fewer nodes.
+    Within a band, first those not much slower than its fastest (:func:`pace`), then by lower price per hour,
+    fewer GPUs, simpler layout, fewer nodes.
     """
-    groups: dict[tuple[bool, ...], list[tuple[float, Candidate]]] = {}
+    groups: dict[tuple[bool, ...], list[_Ranked]] = {}
     keys = _behind_cheaper(candidates, [_group(candidate, goals, target) for candidate in candidates])
     for candidate, key in zip(candidates, keys, strict=True):
-        groups.setdefault(key, []).append((figure(candidate, goals, tokens), candidate))
+        ranked = (figure(candidate, goals, tokens), pace(candidate, goals, tokens), candidate)
+        groups.setdefault(key, []).append(ranked)
     return [candidate for key in sorted(groups) for candidate in _banded(groups[key])]
 
 
@@ -171,20 +176,48 @@ def figure(candidate: Candidate, goals: Goals, tokens: int | None) -> float:
     return next((figure for figure in figures if figure is not None), 0.0)
 
 
-def _banded(group: list[tuple[float, Candidate]]) -> Iterator[Candidate]:
+def pace(candidate: Candidate, goals: Goals, tokens: int | None) -> float:
+    """Return the speed that decides among plans of about the same price; 0: it does not decide.
+
+    Jobs per hour, start-up included, or tokens per second and GPU (:func:`paced_by`).
+    """
+    measure, speed = paced_by(goals, tokens), candidate.speed.tokens_per_second
+    if measure is None or candidate.usd_per_hour is None or speed is None:
+        return 0.0
+    hours = candidate.expected_hours(tokens) if measure == "job" else None
+    return speed / candidate.layout.world_size if hours is None else 1 / hours
+
+
+def paced_by(goals: Goals, tokens: int | None) -> Literal["job", "GPU"] | None:
+    """Return whether plans of about the same price are compared by the job's time or each GPU's speed.
+
+    By each GPU's speed if the amount of training is unknown, as a short job gains nothing from more GPUs, and
+    in a cluster, whose GPUs others need too. None: by neither, as a deadline states which time is acceptable.
+    """
+    if goals.by_speed or goals.deadline_hours is not None:
+        return None
+    return "job" if tokens is not None and goals.cluster is None else "GPU"
+
+
+_Ranked = tuple[float, float, Candidate]  # figure, pace, candidate
+
+
+def _banded(group: list[_Ranked]) -> Iterator[Candidate]:
     remaining = sorted(group, key=lambda item: item[0])
     while remaining:
         limit = remaining[0][0] * (1 + TIE_MARGIN)
         band = [item for item in remaining if item[0] <= limit]
         remaining = remaining[len(band) :]
-        yield from (candidate for _, candidate in sorted(band, key=_within_band))
+        least_pace = max(pace for _, pace, _ in band) / MIN_TRADE_SPEEDUP
+        yield from (item[-1] for item in sorted(band, key=partial(_within_band, least_pace=least_pace)))
 
 
-def _within_band(item: tuple[float, Candidate]) -> tuple[object, ...]:
-    figure, candidate = item
+def _within_band(item: _Ranked, *, least_pace: float) -> tuple[object, ...]:
+    figure, pace, candidate = item
     hourly = candidate.usd_per_hour
     layout = candidate.layout
     return (
+        pace < least_pace,
         math.inf
         if hourly is None
         else round(hourly, 2),  # several small instances may cost the same as a large one
@@ -195,13 +228,22 @@ def _within_band(item: tuple[float, Candidate]) -> tuple[object, ...]:
     )
 
 
-def describe_order(goals: Goals, capacity: str, *, priced: bool = True) -> str:
+PACES = {  # by MIN_TRADE_SPEEDUP
+    "job": "at least half as fast as the fastest",
+    "GPU": "at least half as fast per GPU as the fastest",
+    None: "",
+}
+
+
+def describe_order(goals: Goals, capacity: str, tokens: int | None, *, priced: bool = True) -> str:
     """Describe the order of :func:`sort_candidates` in one line; ``priced``: whether prices are known."""
     availability = "low on-demand availability, " if capacity == "usual" else ""
     first = goals.order if priced else goals.unpriced_order
     ties = f"plans within {100 * TIE_MARGIN:.0f} % are treated as ties"
+    paces = PACES[paced_by(goals, tokens)] if priced else ""
+    ties += f": first those {paces}, then" if paces else ": then"
     last = f"last: {availability}GPUs without a measured run, machines used in part"
-    return f"{first}; {ties}: then lower price per hour, fewer GPUs, simpler layout; {last}"
+    return f"{first}; {ties} lower price per hour, fewer GPUs, simpler layout; {last}"
 
 
 def rejection_by_goals(candidate: Candidate, goals: Goals, tokens: int | None) -> Rejection | None:

@@ -19,7 +19,7 @@ from estimator.planning.capacity import why_rare
 from estimator.planning.goals import Goals
 from estimator.planning.ladders import LARGEST_MICRO_BATCH
 from estimator.planning.measured_gpus import UNMEASURED
-from estimator.planning.ranking import format_change
+from estimator.planning.ranking import PACES, format_change, paced_by
 from estimator.planning.search import TIE_MARGIN, Candidate, Search
 from estimator.planning.step_requests import PREPARE_CPU
 from estimator.vocabulary import ENGINES, LAUNCHED_ENGINES, METHODS, QUANTIZATIONS, TASKS
@@ -306,7 +306,7 @@ def of_machine(
     elif best.usd_per_token is not None:
         limit = f" within {goals.deadline_hours:g} h" if goals.deadline_hours is not None else ""
         line = (
-            f"{size}: {place.name} is {_cheapest(best, rivals, tokens)} of {machines}{limit} "
+            f"{size}: {place.name} is {_cheapest(best, rivals, goals, tokens)} of {machines}{limit} "
             f"({format_usd(best.usd_per_token * 1e6)} per million tokens)"
         )
     elif best.speed.tokens_per_second is not None:
@@ -343,20 +343,26 @@ def _same_rank(
     return rivals, conditions
 
 
-def _cheapest(best: Candidate, candidates: list[Candidate], tokens: int | None) -> str:
+def _cheapest(best: Candidate, candidates: list[Candidate], goals: Goals, tokens: int | None) -> str:
     """Describe in which sense a candidate is the cheapest: overall, or per hour among ties."""
 
     def cost(candidate: Candidate) -> float:
         usd = candidate.usd(tokens) if tokens is not None else candidate.usd_per_token
         return math.inf if usd is None else usd
 
+    def hourly(candidate: Candidate) -> float:
+        return math.inf if candidate.usd_per_hour is None else round(candidate.usd_per_hour, 2)
+
     least = min(map(cost, candidates))
     if cost(best) <= least:
         return "the cheapest" + ("" if tokens is not None else " per token")
     amount = format_usd(least) if tokens is not None else f"{format_usd(least * 1e6)} per million tokens"
+    ties = [item for item in candidates if cost(item) <= least * (1 + TIE_MARGIN)]
+    slower = any(hourly(item) < hourly(best) for item in ties)
+    pace = f", and {PACES[paced_by(goals, tokens)]} of these" if slower else ""
     return (
         f"the cheapest per hour ({format_usd(best.usd_per_hour)}) of those within {TIE_MARGIN:.0%} "
-        f"of the cheapest, {amount},"
+        f"of the cheapest, {amount}{pace},"
     )
 
 

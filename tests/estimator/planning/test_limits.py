@@ -11,6 +11,7 @@ import pytest
 from estimator import Job, Target, UserError, hardware, memory
 from estimator.engines import varlen
 from estimator.engines.setups import setup_of
+from estimator.hardware.cluster import Cluster
 from estimator.inference.generation import Sampling, _batches, _can_share, _with_gpus
 from estimator.models import find
 from estimator.plan import GIB, MIB, Interruptions, Layout, StartUp
@@ -137,7 +138,7 @@ def test_figures_within_the_tie_margin_of_the_best_count_as_equal() -> None:
             list(candidates), Goals(), tokens=None, target=Target(kind="catalogue", capacity="any")
         )
 
-    cheapest, dear = candidate(rate=2e4, usd=72.0), candidate(rate=1e4 / (1 + TIE_MARGIN), usd=36.0)
+    cheapest, dear = candidate(rate=1.5e4, usd=54.0), candidate(rate=1e4 / (1 + TIE_MARGIN), usd=36.0)
     assert order(cheapest, dear) == [dear, cheapest]
     by_speed = Goals(prefer="speed")
     assert (
@@ -152,6 +153,32 @@ def test_figures_within_the_tie_margin_of_the_best_count_as_equal() -> None:
     assert order(unpriced, unmeasured, dear) == [dear, unmeasured, unpriced]
     unknown = candidate(place=replace(MACHINE, ram_bytes=None, usd_per_hour=0.1))
     assert order(unknown, dear) == [dear, unknown]
+
+
+def test_among_plans_of_about_the_same_price_one_that_is_twice_as_fast_ranks_first() -> None:
+    def first(goals: Goals, *candidates: Candidate, tokens: int | None = None) -> Candidate:
+        return sort_candidates(
+            list(candidates), goals, tokens=tokens, target=Target(kind="catalogue", capacity="any")
+        )[0]
+
+    slow = candidate(gpus=1, rate=1e3, place=replace(MACHINE, gpus=1, usd_per_hour=3.6))
+
+    def rival(rate: float, gpus: int = 1, usd: float = 7.2) -> Candidate:
+        return candidate(gpus=gpus, rate=rate, place=replace(MACHINE, gpus=gpus, usd_per_hour=usd))
+
+    assert first(Goals(), slow, rival(2.01e3)).speed.tokens_per_second == 2.01e3
+    assert first(Goals(), slow, rival(1.99e3)) is slow
+    assert first(Goals(), slow, rival(2.01e3, usd=9.0)) is slow, "more than a tie more expensive"
+    assert first(Goals(deadline_hours=100), slow, rival(2.01e3)) is slow, "the deadline decides about time"
+    # More GPUs of the same speed are faster for a job of known size only, and not taken from a cluster's users
+    many, cluster = rival(7.9e3, gpus=8, usd=28.8), Cluster(context="test", nodes=())
+    assert first(Goals(), slow, many) is slow
+    assert first(Goals(), slow, many, tokens=10**8) is many
+    assert first(Goals(cluster=cluster), slow, many, tokens=10**8) is slow
+    # Start-up is part of the time and of the price: a short job gains nothing
+    minutes = StartUp(machine_minutes=10, image_minutes=0, weights_minutes=0)
+    starting = [replace(item, start_up=minutes) for item in (slow, many)]
+    assert first(Goals(), *starting, tokens=10**6) is starting[0]
 
 
 def test_each_other_gpu_gets_one_rejection_with_the_price_difference() -> None:
