@@ -17,9 +17,14 @@ from estimator.planning.goals import Goals
 from estimator.planning.interruptions import completion_obstacle
 from estimator.planning.search import TIE_MARGIN, Candidate, Shortage, complexity, percent
 
-# Minimum speedup at which a plan of about the same price ranks first, or is mentioned. A choice: above the
-# error of predicted speeds (TIE_MARGIN). PACES says it in words.
-MIN_TRADE_SPEEDUP = 2.0
+MIN_TRADE_SPEEDUP = 2.0  # minimum speedup of a plan of about the same price to mention it
+# Of plans of about the same price, those slower than this share of the fastest rank last (:func:`paced_by`).
+# A choice, above the error of predicted speeds (TIE_MARGIN). A second machine alone halves the time of a job.
+SLOWEST_SHARE = {"job": 1 / 3, "GPU": 1 / 2}
+PACES = {
+    "job": "at least a third as fast as the fastest",
+    "GPU": "at least half as fast per GPU as the fastest",
+}
 RejectionKind = Literal[
     "memory",
     "host memory",
@@ -129,7 +134,9 @@ def sort_candidates(
     for candidate, key in zip(candidates, keys, strict=True):
         ranked = (figure(candidate, goals, tokens), pace(candidate, goals, tokens), candidate)
         groups.setdefault(key, []).append(ranked)
-    return [candidate for key in sorted(groups) for candidate in _banded(groups[key])]
+    measure = paced_by(goals, tokens)
+    share = SLOWEST_SHARE[measure] if measure is not None else 0.0
+    return [candidate for key in sorted(groups) for candidate in _banded(groups[key], share)]
 
 
 def _group(candidate: Candidate, goals: Goals, target: Target) -> tuple[bool, ...]:
@@ -202,13 +209,13 @@ def paced_by(goals: Goals, tokens: int | None) -> Literal["job", "GPU"] | None:
 _Ranked = tuple[float, float, Candidate]  # figure, pace, candidate
 
 
-def _banded(group: list[_Ranked]) -> Iterator[Candidate]:
+def _banded(group: list[_Ranked], slowest_share: float) -> Iterator[Candidate]:
     remaining = sorted(group, key=lambda item: item[0])
     while remaining:
         limit = remaining[0][0] * (1 + TIE_MARGIN)
         band = [item for item in remaining if item[0] <= limit]
         remaining = remaining[len(band) :]
-        least_pace = max(pace for _, pace, _ in band) / MIN_TRADE_SPEEDUP
+        least_pace = max(pace for _, pace, _ in band) * slowest_share
         yield from (item[-1] for item in sorted(band, key=partial(_within_band, least_pace=least_pace)))
 
 
@@ -228,20 +235,13 @@ def _within_band(item: _Ranked, *, least_pace: float) -> tuple[object, ...]:
     )
 
 
-PACES = {  # by MIN_TRADE_SPEEDUP
-    "job": "at least half as fast as the fastest",
-    "GPU": "at least half as fast per GPU as the fastest",
-    None: "",
-}
-
-
 def describe_order(goals: Goals, capacity: str, tokens: int | None, *, priced: bool = True) -> str:
     """Describe the order of :func:`sort_candidates` in one line; ``priced``: whether prices are known."""
     availability = "low on-demand availability, " if capacity == "usual" else ""
     first = goals.order if priced else goals.unpriced_order
     ties = f"plans within {100 * TIE_MARGIN:.0f} % are treated as ties"
-    paces = PACES[paced_by(goals, tokens)] if priced else ""
-    ties += f": first those {paces}, then" if paces else ": then"
+    measure = paced_by(goals, tokens) if priced else None
+    ties += f": first those {PACES[measure]}, then" if measure else ": then"
     last = f"last: {availability}GPUs without a measured run, machines used in part"
     return f"{first}; {ties} lower price per hour, fewer GPUs, simpler layout; {last}"
 

@@ -358,8 +358,9 @@ def _cheapest(best: Candidate, candidates: list[Candidate], goals: Goals, tokens
         return "the cheapest" + ("" if tokens is not None else " per token")
     amount = format_usd(least) if tokens is not None else f"{format_usd(least * 1e6)} per million tokens"
     ties = [item for item in candidates if cost(item) <= least * (1 + TIE_MARGIN)]
-    slower = any(hourly(item) < hourly(best) for item in ties)
-    pace = f", and {PACES[paced_by(goals, tokens)]} of these" if slower else ""
+    measure = paced_by(goals, tokens)
+    passes_over = any(hourly(item) < hourly(best) for item in ties)
+    pace = f", and {PACES[measure]} of these" if measure is not None and passes_over else ""
     return (
         f"the cheapest per hour ({format_usd(best.usd_per_hour)}) of those within {TIE_MARGIN:.0%} "
         f"of the cheapest, {amount}{pace},"

@@ -155,7 +155,7 @@ def test_figures_within_the_tie_margin_of_the_best_count_as_equal() -> None:
     assert order(unknown, dear) == [dear, unknown]
 
 
-def test_among_plans_of_about_the_same_price_one_that_is_twice_as_fast_ranks_first() -> None:
+def test_among_plans_of_about_the_same_price_a_much_faster_one_ranks_first() -> None:
     def first(goals: Goals, *candidates: Candidate, tokens: int | None = None) -> Candidate:
         return sort_candidates(
             list(candidates), goals, tokens=tokens, target=Target(kind="catalogue", capacity="any")
@@ -174,6 +174,7 @@ def test_among_plans_of_about_the_same_price_one_that_is_twice_as_fast_ranks_fir
     many, cluster = rival(7.9e3, gpus=8, usd=28.8), Cluster(context="test", nodes=())
     assert first(Goals(), slow, many) is slow
     assert first(Goals(), slow, many, tokens=10**8) is many
+    assert first(Goals(), slow, rival(2.9e3, gpus=3, usd=10.8), tokens=10**8) is slow, "a few machines more"
     assert first(Goals(cluster=cluster), slow, many, tokens=10**8) is slow
     # Start-up is part of the time and of the price: a short job gains nothing
     minutes = StartUp(machine_minutes=10, image_minutes=0, weights_minutes=0)
