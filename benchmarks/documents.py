@@ -326,6 +326,20 @@ def risk_table() -> str:
     return "\n".join(lines)
 
 
+def headroom_table() -> str:
+    """Build the table of docs/estimator.md that counts published runs by predicted headroom."""
+    fit = json.loads((ROOT / "benchmarks" / "results" / "estimator_fit.json").read_text())
+    lines = [
+        "| Predicted to spare | Runs | Sources | Ran out of memory | Called `fits` | Of these out of memory |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in fit["headroom"]:
+        cells = (row["runs"], row["sources"], row["oom"], row["fits"], row["oom_of_fits"])
+        limits = f"{100 * row['from']:g} to {100 * row['to']:g} %"
+        lines.append(f"| {limits} | {' | '.join(map(str, cells))} |")
+    return "\n".join(lines)
+
+
 def checks_table() -> str:
     """Build the table of all checks, by phase."""
     lines = ["| Phase | Check | What it verifies |", "|---|---|---|"]
@@ -361,6 +375,7 @@ GENERATED = {
     "errors": ("docs/accuracy.md", errors_of_the_estimator),
     "exact families": ("docs/exact.md", lambda: exact_families.table(exact_families.read())),
     "risk": ("docs/estimator.md", risk_table),
+    "headroom": ("docs/estimator.md", headroom_table),
     "models": ("docs/known-models.md", models_table),
     "families": ("docs/models.md", planned_families),
     "matrix": ("docs/support.md", matrix),

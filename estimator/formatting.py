@@ -37,11 +37,11 @@ def format_bytes(size: float | None) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """Format a duration in its natural unit: "4.2 s", "45 s", "90 min", "3.5 h", "46.3 days"."""
+    """Format a duration in its natural unit: "4.2 s", "45 s", "90 min", "3.5 h", from 10 days "46.3 days"."""
     if seconds < 120:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
     hours = seconds / 3600
-    if hours < 1000:
+    if hours < 240:
         return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{hours:,.1f} h"
     days = hours / 24
     return f"{days:,.1f} days" if days < 2 * 365 else f"{days / 365.25:,.1f} years"

@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks.published import fit, rows
 from benchmarks.published.held_out import judge_held_out, replaced_residuals
 from benchmarks.published.rows import PublishedRow
-from benchmarks.published.verdict import Judged, calibration, judge, verdict
+from benchmarks.published.verdict import Judged, by_headroom, calibration, judge, verdict
 from estimator.memory.residuals import TABLE, Residual, table
 
 Scores = dict[str, dict[str, float]]  # by group of rows
@@ -67,6 +67,7 @@ def _report(published: list[PublishedRow], residuals: dict[tuple[str, str], Resi
     report = {
         "verdict": verdicts,
         "risk": calibration(judged),
+        "headroom": by_headroom(judged),
         "every_row_held_out": all_scores,
         "quality": "A",
         "lean": fit.LEAN,

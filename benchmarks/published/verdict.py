@@ -61,6 +61,7 @@ def judge(row: PublishedRow) -> Judged | str:
 
 # Limits of the predicted risk between the rows of the calibration table
 RISK_LIMITS = (0.0, 0.001, FITS_BELOW, 0.05, TIGHT_BELOW, 0.5, 0.8, 1.0)
+HEADROOM_LIMITS = (0.0, 0.04, 0.06, 0.08, 0.1, 0.15, 1.0)  # likewise of the share of the GPU left free
 
 
 def calibration(items: Iterable[Judged]) -> list[dict[str, float]]:
@@ -77,6 +78,30 @@ def calibration(items: Iterable[Judged]) -> list[dict[str, float]]:
                     "sources": len({item.row.source for item in runs}),
                     "predicted": round(sum(item.risk for item in runs) / len(runs), 4),
                     "oom": sum(item.row.oom for item in runs),
+                }
+            )
+    return records
+
+
+def by_headroom(items: Iterable[Judged]) -> list[dict[str, float]]:
+    """Count runs by predicted headroom, as a fraction of the GPU's memory: all, and those called "fits".
+
+    One record per range that has runs; "oom" and "oom_of_fits" ran out of memory.
+    """
+    items, records = tuple(items), []
+    for low, high in itertools.pairwise(HEADROOM_LIMITS):
+        runs = [item for item in items if low <= 1 - item.needs_gib / item.capacity_gib < high]
+        fits = [item for item in runs if verdict_of(item.risk) == "fits"]
+        if runs:
+            records.append(
+                {
+                    "from": low,
+                    "to": high,
+                    "runs": len(runs),
+                    "sources": len({item.row.source for item in runs}),
+                    "oom": sum(item.row.oom for item in runs),
+                    "fits": len(fits),
+                    "oom_of_fits": sum(item.row.oom for item in fits),
                 }
             )
     return records

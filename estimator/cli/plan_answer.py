@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from estimator.cli import output
 from estimator.plan import GIB
-from estimator.planning.ranking import Ranking
+from estimator.planning.ranking import Ranking, compare_prices, compare_speeds
 from estimator.planning.report import render
 from estimator.planning.rows import row_of
 
@@ -56,7 +56,7 @@ def _cells(row: dict[str, Any], first: dict[str, Any], *, timed: bool) -> list[s
     lines = [
         f"{gpus}{machine}",
         layout + (", checkpointing" if row["activation_checkpointing"] else ""),
-        _against(row, first),
+        _against(row, first, timed=timed),
         f"low availability: {row['low_availability']}" if row["low_availability"] else "",
     ]
     cost = ("hours", "usd") if timed else ("usd_per_hour", "usd_per_million_tokens")
@@ -85,16 +85,18 @@ def _figure(value: float | None) -> str:
     return f"{value:,.2f}" if value >= 0.1 or value == 0 else f"{value:.2g}"
 
 
-def _against(row: dict[str, Any], first: dict[str, Any]) -> str:
-    """Compare price and speed of a plan with those of the first one, if they are known."""
+def _against(row: dict[str, Any], first: dict[str, Any], *, timed: bool) -> str:
+    """Compare price and speed of a plan with those of the first one, if they are known.
+
+    ``timed``: price and time of the complete job, as in the columns.
+    """
     if row is first:
         return ""
+    price, time = ("usd", "hours") if timed else ("usd_per_million_tokens", "tokens_per_second")
     parts = []
-    for name, if_higher, if_lower in (
-        ("usd_per_million_tokens", "more expensive", "cheaper"),
-        ("tokens_per_second", "faster", "slower"),
-    ):
-        if row[name] is not None and first[name] is not None:
-            change = row[name] / first[name] - 1
-            parts.append(f"{abs(change):.0%} {if_higher if change >= 0 else if_lower}")
-    return ", ".join(parts) or "price or speed unknown"
+    if row[price] is not None and first[price] is not None:
+        parts.append(compare_prices(row[price] / first[price]))
+    if row[time] is not None and first[time] is not None:
+        parts.append(compare_speeds(first[time] / row[time] if timed else row[time] / first[time]))
+    missing = {"price": row["usd_per_hour"], "speed": row["tokens_per_second"]}
+    return ", ".join([*parts, *(f"{name} unknown" for name, value in missing.items() if value is None)])

@@ -259,7 +259,10 @@ def rank_plans(survey: Survey, top: int) -> Ranking:
         plans=tuple(plans),
         rejected=tuple(rejected),
         order=describe_order(
-            survey.goals, survey.target.capacity, priced=survey.candidates[0].usd_per_hour is not None
+            survey.goals,
+            survey.target.capacity,
+            survey.tokens,
+            priced=survey.candidates[0].usd_per_hour is not None,
         ),
     )
 

@@ -19,6 +19,7 @@ from estimator.errors import CannotFit, UserError
 from estimator.formatting import format_count, format_list
 from estimator.job import DEFAULT_BATCH, Job, Target
 from estimator.plan import Plan
+from estimator.planning.capacity import why_rare
 from estimator.planning.clusters import Survey, rank_plans, survey_places
 from estimator.planning.engine_choice import (
     by_preference,
@@ -32,8 +33,8 @@ from estimator.planning.goals import Goals
 from estimator.planning.local_plan import describe, describe_place, plan_local, pod_of_cpus
 from estimator.planning.measured_gpus import UNMEASURED
 from estimator.planning.places import LARGEST_MODEL_ON_CPU
-from estimator.planning.ranking import Ranking, Rejection
-from estimator.planning.search import Evidence, divides, indivisible_batch_error
+from estimator.planning.ranking import Ranking, Rejection, figure
+from estimator.planning.search import TIE_MARGIN, Evidence, divides, indivisible_batch_error
 from estimator.vocabulary import AUTOMATIC_METHODS, METHODS, PARALLEL_ENGINES
 
 if TYPE_CHECKING:
@@ -251,12 +252,28 @@ def _plan_engines(
 
 
 def _survey(job: Job, target: Target, goals: Goals, evidence: Evidence) -> Survey:
-    """Search with the default batch size first, and with others only if no hardware divides it."""
-    has_fixed_size = target.nodes is not None or target.gpus is not None
-    survey = survey_places(job if has_fixed_size else _with_fixed_batch(job), target, goals, evidence)
-    if not survey.candidates and survey.job != job:
-        survey = survey_places(job, target, goals, evidence)
-    return survey
+    """Search with the default batch size first, and with others where it excludes better founded hardware.
+
+    The default batch size limits the number of GPUs. Others are used if no hardware divides it, or if it
+    leaves GPUs without a measured run or of low availability and others cost no more.
+    """
+    if target.nodes is not None or target.gpus is not None:
+        return survey_places(job, target, goals, evidence)
+    survey = survey_places(_with_fixed_batch(job), target, goals, evidence)
+    if survey.job == job or (survey.candidates and not any(_doubts(survey))):
+        return survey
+    with_any_batch = survey_places(job, target, goals, evidence)
+    if not survey.candidates or not with_any_batch.candidates:
+        return with_any_batch if not survey.candidates else survey
+    costs = [figure(each.candidates[0], goals, each.tokens) for each in (survey, with_any_batch)]
+    is_better = _doubts(with_any_batch) < _doubts(survey) and costs[1] <= costs[0] * (1 + TIE_MARGIN)
+    return with_any_batch if is_better else survey
+
+
+def _doubts(survey: Survey) -> tuple[bool, bool]:
+    """Return whether the best candidate has GPUs without a measured run, and of low availability."""
+    best = survey.candidates[0]
+    return best.unmeasured, survey.target.capacity == "usual" and bool(why_rare(best.place))
 
 
 def _with_fixed_batch(job: Job) -> Job:

@@ -17,6 +17,13 @@ from estimator.planning.interruptions import completion_obstacle
 from estimator.planning.search import TIE_MARGIN, Candidate, Shortage, complexity, percent
 
 MIN_TRADE_SPEEDUP = 2.0  # minimum speedup of a plan of about the same price to mention it
+# Of plans of about the same price, those slower than this share of the fastest rank last (:func:`paced_by`).
+# A choice, above the error of predicted speeds (TIE_MARGIN). A second machine alone halves the time of a job.
+SLOWEST_SHARE = {"job": 1 / 3, "GPU": 1 / 2}
+PACES = {
+    "job": "at least a third as fast as the fastest",
+    "GPU": "at least half as fast per GPU as the fastest",
+}
 RejectionKind = Literal[
     "memory",
     "host memory",
@@ -78,7 +85,7 @@ class Ranking:
         return json.dumps(self.to_dict(), indent=2)
 
 
-_VISIBLE = 0.005  # relative difference of prices that whole percents show
+_VISIBLE = 0.005  # relative difference that whole percents show
 
 
 def _trade(plans: tuple[Plan, ...]) -> str:
@@ -101,9 +108,7 @@ def _trade(plans: tuple[Plan, ...]) -> str:
     remedy = (
         "`--capacity any` ranks it by that" if low_availability else "`--prefer speed` puts the fastest first"
     )
-    price = (
-        format_change(extra_cost, "more expensive", "cheaper") if abs(extra_cost) >= _VISIBLE else "as cheap"
-    )
+    price = compare_prices(1 + extra_cost)
     return f"Plan {rank} is {times:.1f} times as fast as plan 1 and {price} per token; {remedy}."
 
 
@@ -118,13 +123,18 @@ def sort_candidates(
     complete job with start-up and expected out-of-memory restarts if ``tokens`` is known, otherwise per
     token; by GPU-hours if no price is known; by time with a budget or if speed is preferred. Ties are formed
     in bands: the best figure and all within :data:`TIE_MARGIN` of it, then the best of the rest, and so on.
-    Within a band, by lower price per hour, fewer GPUs, simpler layout, fewer nodes.
+    Within a band, first those not much slower than its fastest (:func:`pace`), then by lower price per hour,
+    fewer GPUs, simpler layout, fewer nodes.
     """
-    groups: dict[tuple[bool, ...], list[tuple[float, Candidate]]] = {}
-    keys = _behind_cheaper(candidates, [_group(candidate, goals, target) for candidate in candidates])
+    groups: dict[tuple[bool, ...], list[_Ranked]] = {}
+    groups_of = [_group(candidate, goals, target) for candidate in candidates]
+    keys = _behind_cheaper(candidates, groups_of, comparable=3)
     for candidate, key in zip(candidates, keys, strict=True):
-        groups.setdefault(key, []).append((figure(candidate, goals, tokens), candidate))
-    return [candidate for key in sorted(groups) for candidate in _banded(groups[key])]
+        ranked = (figure(candidate, goals, tokens), pace(candidate, goals, tokens), candidate)
+        groups.setdefault(key, []).append(ranked)
+    measure = paced_by(goals, tokens)
+    share = SLOWEST_SHARE[measure] if measure is not None else 0.0
+    return [candidate for key in sorted(groups) for candidate in _banded(groups[key], share)]
 
 
 def _group(candidate: Candidate, goals: Goals, target: Target) -> tuple[bool, ...]:
@@ -139,8 +149,13 @@ def _group(candidate: Candidate, goals: Goals, target: Target) -> tuple[bool, ..
     return (tight, host, candidate.idle_gpus > 0, candidate.unmeasured, low_availability, *unknown_figures)
 
 
-def _behind_cheaper(candidates: list[Candidate], keys: list[tuple[bool, ...]]) -> list[tuple[bool, ...]]:
-    """Adjust the groups so that none ranks before a clearly cheaper candidate with the same GPUs."""
+def _behind_cheaper(
+    candidates: list[Candidate], keys: list[tuple[bool, ...]], *, comparable: int
+) -> list[tuple[bool, ...]]:
+    """Adjust the groups so that none ranks before a clearly cheaper candidate with the same GPUs.
+
+    Candidates are compared if the first ``comparable`` criteria of their groups are equal.
+    """
     groups: dict[tuple[object, ...], list[int]] = {}
     for index, candidate in enumerate(candidates):
         layout = candidate.layout
@@ -154,7 +169,8 @@ def _behind_cheaper(candidates: list[Candidate], keys: list[tuple[bool, ...]]) -
             cheaper = [
                 keys[rival]
                 for rival in members
-                if prices[rival] * (1 + TIE_MARGIN) < prices[index] and keys[rival][:3] == keys[index][:3]
+                if prices[rival] * (1 + TIE_MARGIN) < prices[index]
+                and keys[rival][:comparable] == keys[index][:comparable]
             ]
             result[index] = max([keys[index], *cheaper])
     return result
@@ -171,17 +187,48 @@ def figure(candidate: Candidate, goals: Goals, tokens: int | None) -> float:
     return next((figure for figure in figures if figure is not None), 0.0)
 
 
-def _banded(group: list[tuple[float, Candidate]]) -> Iterator[Candidate]:
+def pace(candidate: Candidate, goals: Goals, tokens: int | None) -> float:
+    """Return the speed that decides among plans of about the same price; 0: it does not decide.
+
+    Jobs per hour, start-up included, or tokens per second and GPU (:func:`paced_by`).
+    """
+    measure, speed = paced_by(goals, tokens), candidate.speed.tokens_per_second
+    if measure is None or candidate.usd_per_hour is None or speed is None:
+        return 0.0
+    hours = candidate.expected_hours(tokens) if measure == "job" else None
+    return speed / candidate.layout.world_size if hours is None else 1 / hours
+
+
+def paced_by(goals: Goals, tokens: int | None) -> Literal["job", "GPU"] | None:
+    """Return whether plans of about the same price are compared by the job's time or each GPU's speed.
+
+    By each GPU's speed if the amount of training is unknown, as a short job gains nothing from more GPUs, and
+    in a cluster, whose GPUs others need too. None: by neither, as a deadline states which time is acceptable.
+    """
+    if goals.by_speed or goals.deadline_hours is not None:
+        return None
+    return "job" if tokens is not None and goals.cluster is None else "GPU"
+
+
+_Ranked = tuple[float, float, Candidate]  # figure, pace, candidate
+
+
+def _banded(group: list[_Ranked], slowest_share: float) -> Iterator[Candidate]:
     remaining = sorted(group, key=lambda item: item[0])
     while remaining:
         limit = remaining[0][0] * (1 + TIE_MARGIN)
         band = [item for item in remaining if item[0] <= limit]
         remaining = remaining[len(band) :]
-        yield from (candidate for _, candidate in sorted(band, key=_within_band))
+        least_pace = max(pace for _, pace, _ in band) * slowest_share
+        slow = _behind_cheaper(
+            [item[-1] for item in band], [(pace < least_pace,) for _, pace, _ in band], comparable=0
+        )
+        order = sorted(zip(slow, band, strict=True), key=lambda entry: (entry[0], _within_band(entry[1])))
+        yield from (item[-1] for _, item in order)
 
 
-def _within_band(item: tuple[float, Candidate]) -> tuple[object, ...]:
-    figure, candidate = item
+def _within_band(item: _Ranked) -> tuple[object, ...]:
+    figure, _, candidate = item
     hourly = candidate.usd_per_hour
     layout = candidate.layout
     return (
@@ -195,13 +242,16 @@ def _within_band(item: tuple[float, Candidate]) -> tuple[object, ...]:
     )
 
 
-def describe_order(goals: Goals, capacity: str, *, priced: bool = True) -> str:
+def describe_order(goals: Goals, capacity: str, tokens: int | None, *, priced: bool = True) -> str:
     """Describe the order of :func:`sort_candidates` in one line; ``priced``: whether prices are known."""
     availability = "low on-demand availability, " if capacity == "usual" else ""
     first = goals.order if priced else goals.unpriced_order
     ties = f"plans within {100 * TIE_MARGIN:.0f} % are treated as ties"
+    hourly = "lower price per hour, " if priced else ""
+    measure = paced_by(goals, tokens) if priced else None
+    ties += f": first those {PACES[measure]}, then" if measure else ": then"
     last = f"last: {availability}GPUs without a measured run, machines used in part"
-    return f"{first}; {ties}: then lower price per hour, fewer GPUs, simpler layout; {last}"
+    return f"{first}; {ties} {hourly}fewer GPUs, simpler layout; {last}"
 
 
 def rejection_by_goals(candidate: Candidate, goals: Goals, tokens: int | None) -> Rejection | None:
@@ -282,13 +332,9 @@ def _later_rejection(best: Candidate, candidate: Candidate, goals: Goals) -> Rej
     mark = f"; low availability: {scarcity}" if scarcity else ""
     speeds = (best.speed.tokens_per_second, candidate.speed.tokens_per_second)
     if goals.by_speed and speeds[0] and speeds[1]:
-        slower = 1 - speeds[1] / speeds[0]
-        reason = (
-            f"fits, {format_change(slower, 'slower', 'faster')}"
-            if slower
-            else "fits, as fast and more expensive"
-        )
-        return Rejection(what=candidate.hardware, reason=reason + mark, kind="speed", over=slower)
+        ratio = speeds[1] / speeds[0]
+        reason = f"fits, {compare_speeds(ratio)}" + (" and more expensive" if ratio == 1 else "")
+        return Rejection(what=candidate.hardware, reason=reason + mark, kind="speed", over=1 - ratio)
     if candidate.usd_per_token is not None and best.usd_per_token is not None:
         excess = candidate.usd_per_token / best.usd_per_token - 1
         hourly = f", at {format_usd(candidate.usd_per_hour)} per hour" if abs(excess) < TIE_MARGIN else ""
@@ -300,6 +346,18 @@ def _later_rejection(best: Candidate, candidate: Candidate, goals: Goals) -> Rej
 def format_change(difference: float, if_positive: str, if_negative: str) -> str:
     """Describe a relative difference: "3.0 % cheaper"."""
     return f"{percent(abs(difference))} {if_positive if difference >= 0 else if_negative}"
+
+
+def compare_prices(ratio: float) -> str:
+    """Describe a price as a multiple of another: "3.0 % cheaper", "as cheap"."""
+    return "as cheap" if abs(ratio - 1) < _VISIBLE else format_change(ratio - 1, "more expensive", "cheaper")
+
+
+def compare_speeds(ratio: float) -> str:
+    """Describe a speed as a multiple of another: "20 % faster", "3.1 times as fast", "as fast"."""
+    if abs(ratio - 1) < _VISIBLE:
+        return "as fast"
+    return f"{ratio:.1f} times as fast" if ratio >= 2 else format_change(ratio - 1, "faster", "slower")
 
 
 def unknown(candidate: Candidate, goals: Goals) -> str:

@@ -19,7 +19,7 @@ from estimator.planning.capacity import why_rare
 from estimator.planning.goals import Goals
 from estimator.planning.ladders import LARGEST_MICRO_BATCH
 from estimator.planning.measured_gpus import UNMEASURED
-from estimator.planning.ranking import format_change
+from estimator.planning.ranking import PACES, compare_prices, compare_speeds, format_change, paced_by, unknown
 from estimator.planning.search import TIE_MARGIN, Candidate, Search
 from estimator.planning.step_requests import PREPARE_CPU
 from estimator.vocabulary import ENGINES, LAUNCHED_ENGINES, METHODS, QUANTIZATIONS, TASKS
@@ -293,6 +293,10 @@ def of_machine(
     rivals, conditions = _same_rank(best, candidates, target)
     kinds = len({candidate.place.name for candidate in rivals if candidate.place})
     machines = f"the {kinds} instance types" if kinds > 1 else "the layouts"
+    if goals.deadline_hours is not None:
+        conditions.append(f"finish within {goals.deadline_hours:g} h")
+    if goals.budget_usd is not None:
+        conditions.append(f"cost at most {format_usd(goals.budget_usd)}")
     machines += f" that {format_list(['fit', *conditions])}"
     if not place.name and target.gpus is None:
         line = f"{size}: chosen from 1 to {place.gpus} GPUs, as --gpus is not set"
@@ -301,12 +305,10 @@ def of_machine(
     elif target.instance_type:
         line = f"{size}: {place.name}, as requested"
     elif best.speed.tokens_per_second is not None and goals.by_speed:
-        limit = f" for {format_usd(goals.budget_usd)}" if goals.budget_usd is not None else ""
-        line = f"{size}: {place.name} is {_fastest(best, rivals, tokens)} of {machines}{limit}"
+        line = f"{size}: {place.name} is {_fastest(best, rivals, tokens)} of {machines}"
     elif best.usd_per_token is not None:
-        limit = f" within {goals.deadline_hours:g} h" if goals.deadline_hours is not None else ""
         line = (
-            f"{size}: {place.name} is {_cheapest(best, rivals, tokens)} of {machines}{limit} "
+            f"{size}: {place.name} is {_cheapest(best, rivals, goals, tokens)} of {machines} "
             f"({format_usd(best.usd_per_token * 1e6)} per million tokens)"
         )
     elif best.speed.tokens_per_second is not None:
@@ -315,7 +317,7 @@ def of_machine(
             f"{machines}; prices are unknown"
         )
     else:
-        line = f"{size}: {place.name} fits; its price or speed is unknown"
+        line = f"{size}: {place.name} fits; {unknown(best, goals)}"
     return [line, *_price_and_limits(best)]
 
 
@@ -343,20 +345,27 @@ def _same_rank(
     return rivals, conditions
 
 
-def _cheapest(best: Candidate, candidates: list[Candidate], tokens: int | None) -> str:
+def _cheapest(best: Candidate, candidates: list[Candidate], goals: Goals, tokens: int | None) -> str:
     """Describe in which sense a candidate is the cheapest: overall, or per hour among ties."""
 
     def cost(candidate: Candidate) -> float:
         usd = candidate.usd(tokens) if tokens is not None else candidate.usd_per_token
         return math.inf if usd is None else usd
 
+    def hourly(candidate: Candidate) -> float:
+        return math.inf if candidate.usd_per_hour is None else round(candidate.usd_per_hour, 2)
+
     least = min(map(cost, candidates))
     if cost(best) <= least:
         return "the cheapest" + ("" if tokens is not None else " per token")
     amount = format_usd(least) if tokens is not None else f"{format_usd(least * 1e6)} per million tokens"
+    ties = [item for item in candidates if cost(item) <= least * (1 + TIE_MARGIN)]
+    measure = paced_by(goals, tokens)
+    passes_over = any(hourly(item) < hourly(best) for item in ties)
+    pace = f", and {PACES[measure]} of these" if measure is not None and passes_over else ""
     return (
         f"the cheapest per hour ({format_usd(best.usd_per_hour)}) of those within {TIE_MARGIN:.0%} "
-        f"of the cheapest, {amount},"
+        f"of the cheapest, {amount}{pace},"
     )
 
 
@@ -383,14 +392,12 @@ def compare_to_best(candidate: Candidate, best: Candidate) -> list[str]:
     """Compare a lower-ranked plan with the best one."""
     parts = [f"fits on {candidate.hardware}"]
     if candidate.usd_per_token is not None and best.usd_per_token is not None:
-        parts.append(
-            format_change(candidate.usd_per_token / best.usd_per_token - 1, "more expensive", "cheaper")
-            + " per token"
-        )
+        parts.append(f"{compare_prices(candidate.usd_per_token / best.usd_per_token)} per token")
     speeds = (candidate.speed.tokens_per_second, best.speed.tokens_per_second)
     if speeds[0] is not None and speeds[1] is not None:
-        parts.append(format_change(speeds[0] / speeds[1] - 1, "faster", "slower"))
-    return [", ".join(parts) + (" than the best" if len(parts) > 1 else ""), *_price_and_limits(candidate)]
+        parts.append(compare_speeds(speeds[0] / speeds[1]))
+    parts[1:] = [f"compared with the best: {', '.join(parts[1:])}"] if parts[1:] else []
+    return ["; ".join(parts), *_price_and_limits(candidate)]
 
 
 def _price_and_limits(candidate: Candidate) -> list[str]:

@@ -14,6 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
+from estimator.formatting import format_count
 from estimator.hardware.catalogue import Gpu
 from estimator.setup import Setup
 from estimator.vocabulary import product_type
@@ -146,12 +147,12 @@ def basis_of(setup: Setup, gpu: Gpu, table: Efficiency) -> str:
         text += f", {rate / peak:.0%} of the peak"
     exact = table.table.get(("runs", f"{gpu.architecture} {kind} {method}"))
     if exact is not None:
-        runs = f"{exact.rows} published runs of {method} with {kind} kernels"
+        runs = f"{format_count(exact.rows, 'published run')} of {method} with {kind} kernels"
         text += f", after {runs} on {gpu.architecture} ({exact.source})"
     else:
         architecture_runs = table.table.get(("runs", gpu.architecture or ""))
         text += (
-            f", after {architecture_runs.rows} published runs on {gpu.architecture}; "
+            f", after {format_count(architecture_runs.rows, 'published run')} on {gpu.architecture}; "
             f"interpolated, as none of them is {method} with {kind} kernels"
             if architecture_runs is not None
             else f"; interpolated, as no run on {gpu.architecture} was published: after its best product"

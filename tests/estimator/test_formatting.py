@@ -31,7 +31,7 @@ def test_a_size_has_three_significant_digits_in_a_readable_unit(size: float | No
         (120, "2 min"),
         (5400, "90 min"),
         (12_600, "3.5 h"),
-        (3e6, "833.3 h"),
+        (3e6, "34.7 days"),
         (4e6, "46.3 days"),
         (437e6, "13.8 years"),
     ],

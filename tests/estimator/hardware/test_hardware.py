@@ -171,6 +171,6 @@ def test_filters_refuse_memory_of_0_and_negative_prices() -> None:
 
 def test_an_unknown_gpu_is_refused_with_similar_names_and_the_option_that_adds_one() -> None:
     with pytest.raises(UserError) as caught:
-        hardware.gpu("RTX 3060")
+        hardware.gpu("RTX 3070")
     assert "RTX 3090" in caught.value.advice
     assert "--hardware FILE" in caught.value.advice

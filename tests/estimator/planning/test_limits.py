@@ -11,6 +11,7 @@ import pytest
 from estimator import Job, Target, UserError, hardware, memory
 from estimator.engines import varlen
 from estimator.engines.setups import setup_of
+from estimator.hardware.cluster import Cluster
 from estimator.inference.generation import Sampling, _batches, _can_share, _with_gpus
 from estimator.models import find
 from estimator.plan import GIB, MIB, Interruptions, Layout, StartUp
@@ -26,7 +27,14 @@ from estimator.planning.interruptions import (
 from estimator.planning.ladders import LARGEST_MICRO_BATCH, LARGEST_PIPELINE_MICRO_BATCH, Ladders
 from estimator.planning.parallelism import SHORTEST_PIECE, Spread, spreads
 from estimator.planning.places import Place
-from estimator.planning.ranking import format_change, later_ranked, rejection_by_goals, sort_candidates
+from estimator.planning.ranking import (
+    compare_prices,
+    compare_speeds,
+    format_change,
+    later_ranked,
+    rejection_by_goals,
+    sort_candidates,
+)
 from estimator.planning.reasons import compare_to_best
 from estimator.planning.search import TIE_MARGIN, Candidate, Shortage, percent
 from estimator.planning.start_up import rates_of, start_up
@@ -137,7 +145,7 @@ def test_figures_within_the_tie_margin_of_the_best_count_as_equal() -> None:
             list(candidates), Goals(), tokens=None, target=Target(kind="catalogue", capacity="any")
         )
 
-    cheapest, dear = candidate(rate=2e4, usd=72.0), candidate(rate=1e4 / (1 + TIE_MARGIN), usd=36.0)
+    cheapest, dear = candidate(rate=1.5e4, usd=54.0), candidate(rate=1e4 / (1 + TIE_MARGIN), usd=36.0)
     assert order(cheapest, dear) == [dear, cheapest]
     by_speed = Goals(prefer="speed")
     assert (
@@ -152,6 +160,37 @@ def test_figures_within_the_tie_margin_of_the_best_count_as_equal() -> None:
     assert order(unpriced, unmeasured, dear) == [dear, unmeasured, unpriced]
     unknown = candidate(place=replace(MACHINE, ram_bytes=None, usd_per_hour=0.1))
     assert order(unknown, dear) == [dear, unknown]
+
+
+def test_among_plans_of_about_the_same_price_a_much_faster_one_ranks_first() -> None:
+    def first(goals: Goals, *candidates: Candidate, tokens: int | None = None) -> Candidate:
+        return sort_candidates(
+            list(candidates), goals, tokens=tokens, target=Target(kind="catalogue", capacity="any")
+        )[0]
+
+    place = replace(MACHINE, gpus=1, usd_per_hour=3.6)
+    slow = candidate(gpus=1, rate=1e3, place=place, gpu=hardware.gpu("L4"))
+
+    def rival(rate: float, gpus: int = 1, usd: float = 7.2) -> Candidate:
+        return candidate(gpus=gpus, rate=rate, place=replace(MACHINE, gpus=gpus, usd_per_hour=usd))
+
+    assert first(Goals(), slow, rival(2.01e3)).speed.tokens_per_second == 2.01e3
+    assert first(Goals(), slow, rival(1.99e3)) is slow
+    assert first(Goals(), slow, rival(2.01e3, usd=9.0)) is slow, "more than a tie more expensive"
+    assert first(Goals(deadline_hours=100), slow, rival(2.01e3)) is slow, "the deadline decides about time"
+    # More GPUs of the same speed are faster for a job of known size, and are left to the users of a cluster
+    many, cluster = rival(7.9e3, gpus=8, usd=28.8), Cluster(context="test", nodes=())
+    assert first(Goals(), slow, many) is slow
+    assert first(Goals(), slow, many, tokens=10**8) is many
+    assert first(Goals(), slow, rival(2.9e3, gpus=3, usd=10.8), tokens=10**8) is slow, "a few machines more"
+    assert first(Goals(cluster=cluster), slow, many, tokens=10**8) is slow
+    faster = rival(2.01e3)
+    same_gpus = replace(slow, gpu=faster.gpu)
+    assert first(Goals(), same_gpus, faster) is same_gpus, "by a slower network, at half the price per hour"
+    # Start-up is part of the time and of the price: a short job gains nothing
+    minutes = StartUp(machine_minutes=10, image_minutes=0, weights_minutes=0)
+    starting = [replace(item, start_up=minutes) for item in (slow, many)]
+    assert first(Goals(), *starting, tokens=10**6) is starting[0]
 
 
 def test_each_other_gpu_gets_one_rejection_with_the_price_difference() -> None:
@@ -171,7 +210,18 @@ def test_differences_are_formatted_as_percent_with_their_direction() -> None:
     assert [format_change(value, "more", "less")[-4:] for value in (0.0, -0.01)] == ["more", "less"]
     assert Shortage(hardware="x", needs=150, has=100).over == pytest.approx(0.5)
     slower = compare_to_best(candidate(rate=0.5e4), candidate())[0]
-    assert slower.endswith(", 100 % more expensive per token, 50 % slower than the best")
+    assert slower.endswith("; compared with the best: 100 % more expensive per token, 50 % slower")
+    assert [compare_speeds(ratio) for ratio in (0.5, 1.001, 1.5, 21.24)] == [
+        "50 % slower",
+        "as fast",
+        "50 % faster",
+        "21.2 times as fast",
+    ]
+    assert [compare_prices(ratio) for ratio in (0.97, 1.0, 3.0)] == [
+        "3.0 % cheaper",
+        "as cheap",
+        "200 % more expensive",
+    ]
 
 
 RATE = Rate(per_node_hour=0.5, source="test")

@@ -62,6 +62,21 @@ def test_a_default_batch_changes_only_if_no_machine_divides_it() -> None:
     assert plan(large, Target(kind="catalogue")).layout.world_size > 16
 
 
+def test_a_default_batch_changes_if_it_leaves_only_unmeasured_gpus_that_cost_more() -> None:
+    job = job_of("llama-70b", engine="auto", global_batch_size=16, batch_multiple=1)
+    target = Target(kind="catalogue", gpu="H100")
+    fixed = plan(replace(job, batch_multiple=None), target)
+    assert "H100 NVL" in fixed.request.gpu_type, "16 processes do not fit on H100 SXM"
+    made = plan(job, target)
+    assert made.request.gpu_type == "H100 SXM"
+    assert made.layout.global_batch_size == made.layout.world_size > 16
+    # Machines of better availability that cost several times as much are no reason
+    rare = job_of("gpt-oss-120b", engine="auto", global_batch_size=16, batch_multiple=1)
+    chosen = plan(rare, Target(kind="catalogue"))
+    assert chosen.layout.global_batch_size == 16
+    assert chosen.prediction.low_availability
+
+
 def test_batch_plans_on_aws_only() -> None:
     made = plan(job_of("llama-8b", method="lora"), Target(kind="batch"))
     assert made.request.cloud == "aws"
