@@ -59,9 +59,8 @@ class LaunchMixin:
             _metaflow.exclude_bytecode()
             if kind != "deploy":
                 _metaflow.forward_signals_to_jobs()
-            elif deployer() == "airflow":
-                raise FinetuneError("These flows cannot be deployed to Airflow.", _DEPLOYED)
             else:
+                _check_deployable(step)
                 _metaflow.label_jobs(labels_of)
                 _metaflow.retry_deployed(step.steps())
                 _warn_about_local_metadata()
@@ -153,8 +152,10 @@ class Once:
         return result
 
 
-def check_deployable(step: StepView) -> None:
-    """Raise FinetuneError if the scheduler does not support ``@parallel``, or no AWS region is configured."""
+def _check_deployable(step: StepView) -> None:
+    """Raise FinetuneError if the scheduler cannot run the flow, or no AWS region is configured for it."""
+    if deployer() == "airflow":
+        raise FinetuneError("These flows cannot be deployed to Airflow.", _DEPLOYED)
     if deployer() != "step-functions":
         return
     gangs = [other.name for other in step.steps() if other.has("parallel")]

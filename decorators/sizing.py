@@ -25,7 +25,7 @@ from decorators.backends.overrides import apply_user_values
 from decorators.backends.placing import place
 from decorators.backends.retrying import place_again
 from decorators.declared import fill
-from decorators.launch import build_destination, build_step_request, check_deployable
+from decorators.launch import build_destination, build_step_request
 from estimator import hardware, models
 from estimator.errors import UserError
 from estimator.hardware import local_machine
@@ -126,7 +126,6 @@ class StepSizing:
 
     def at_launch(self, step: StepView) -> None:
         """Request the step's sizes, and print one line with the request and its reason. Raises UserError."""
-        check_deployable(step)
         options = Options.from_values(step.flow_values())
         note_team(options.team)
         current_sizes = usage.sizes_of_step(step)

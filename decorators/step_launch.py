@@ -29,7 +29,6 @@ from decorators.launch import (
     Once,
     build_destination,
     build_step_request,
-    check_deployable,
     check_nodes,
     first_step,
     user_errors_for_metaflow,
@@ -93,7 +92,6 @@ class StepLaunch(LaunchMixin):
     def _plan(self, step: StepView) -> None:
         """Plan the step, once for all steps that share a planning function, and request its part."""
         decorator = self._decorator
-        check_deployable(step)
         lead = step
         if not decorator.options:
             lead = first_step(step, type(decorator), lambda other: other.planned and other.role == "train")

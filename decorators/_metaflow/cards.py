@@ -7,6 +7,7 @@ step ends only after two of them. The page of a blank card is a template filled 
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -50,6 +51,7 @@ class _InProcess(CardCreator):  # type: ignore[misc]
             _storage_impl=type(storage)(root), flow_name=system_context.flow_datastore.flow_name
         )
         self.final = False  # whether the last page has been rendered
+        self._kept: set[str] = set()  # cards whose page of the earlier attempt is stored under another id
 
     def _run_cards_subprocess(
         self,
@@ -80,6 +82,9 @@ class _InProcess(CardCreator):  # type: ignore[misc]
             content = update_card(page, mode, task, data or {}).data
             content = content if mode == "refresh" else _styled(content)
             cards = CardDatastore(self._datastore, pathspec=pathspec)
+            if card_id is not None:
+                card_uuid = _uuid_of(pathspec, card_id)
+                self._keep_earlier_attempt(cards, card_uuid, card_id)
             save = cards.save_data if mode == "refresh" else cards.save_card
             save(card_uuid, BlankCard.type, content, card_id=card_id)
             if flags["save_metadata"]:
@@ -89,6 +94,29 @@ class _InProcess(CardCreator):  # type: ignore[misc]
             if not final:
                 raise  # reported by the caller that pushes the card
             logger(f"The card could not be stored: {type(error).__name__}: {error}", bad=True)
+
+    def _keep_earlier_attempt(self, cards: Any, card_uuid: str, card_id: str) -> None:
+        """Store the page of the attempt before this one under another id before it is replaced."""
+        attempt = system_context.retry_count or 0
+        if attempt == 0 or card_id in self._kept:
+            return
+        self._kept.add(card_id)
+        folder = cards._get_card_read_path(with_steps=True)
+        page = cards.get_card_html(
+            cards.get_card_location(folder, BlankCard.type, card_uuid, card_id=card_id)
+        )
+        if page is not None:
+            other_id = f"{card_id}_attempt_{attempt - 1}"
+            other_uuid = _uuid_of(cards._pathspec, other_id)
+            cards.save_card(other_uuid, BlankCard.type, page, card_id=other_id)
+
+
+def _uuid_of(pathspec: str, card_id: str) -> str:
+    """Return the part of a card's file name that Metaflow chooses at random, for each attempt of a task.
+
+    Metaflow refuses to show a card by its id if attempts have left several.
+    """
+    return uuid.uuid5(uuid.NAMESPACE_URL, f"{pathspec}/{card_id}").hex
 
 
 def standalone_page(title: str, components: list[Any]) -> str:

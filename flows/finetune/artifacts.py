@@ -27,6 +27,7 @@ from estimator.terminal import print
 from estimator.vocabulary import IMAGE_TASK
 from flows.commands.flow_commands import command_line
 from launchers import engines
+from launchers.cluster.processes import sigterm_raises
 from launchers.dataset import files, mixture, sources
 from launchers.dataset.stored import StoredRows
 from launchers.images import attached, pictures
@@ -262,11 +263,13 @@ def export(
         return storage.describe(output)
     destination = Path(settings.output_dir).expanduser().resolve() / run
     temporary = destination.with_name(f".{run}.partial")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.parent.mkdir(parents=True, exist_ok=True)
-    get_bundle(storage, output, temporary)
     command = command_line(f"{flow}_flow.py", ["--config", "settings", "settings.yaml", "run"])
-    model_card.write_records(temporary, plan, settings, facts, model=model, command=command)
-    shutil.rmtree(destination, ignore_errors=True)
-    temporary.rename(destination)
+    with sigterm_raises():
+        try:
+            get_bundle(storage, output, temporary)
+            model_card.write_records(temporary, plan, settings, facts, model=model, command=command)
+            shutil.rmtree(destination, ignore_errors=True)
+            temporary.rename(destination)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
     return str(engines.result_of(destination))

@@ -49,7 +49,7 @@ def task_folder(step_name: str) -> Iterator[Path]:
 
 
 def next_steps(train: str, model_path: str, task: str) -> list[str]:
-    """Format what to do after a run, in three lines. ``train``: name of the training step."""
+    """Format what to do after a run, in three lines. ``train``: RUN/STEP/TASK of the first training node."""
     program = console_script(shell_path())
     card = command_line(sys.argv[0], ["card", "view", train, "--id", "finetune"], program)
     page = Path(model_path) / PAGE
@@ -157,10 +157,11 @@ class FinetuneRun(FinetuneParameters):
     def _gather(self, inputs: Any) -> None:
         """Merge the results of the nodes; node 0 holds the model and the metrics."""
         nodes = sorted(inputs, key=lambda task: task.node)
-        self.merge_artifacts(inputs, exclude=["node", "outcome", "measured", "plan"])
+        self.merge_artifacts(inputs, exclude=["node", "outcome", "measured", "plan", "training_task"])
         self.outcome = nodes[0].outcome
         self.plan = self.outcome.plan
         self.measured = nodes[0].measured
+        self.training_task = nodes[0].training_task
         self.measured_nodes = [task.measured for task in nodes]
 
     def _evaluate(self) -> None:
@@ -254,6 +255,7 @@ class FinetuneRun(FinetuneParameters):
         self, *, node: int, nodes: int, main_host: str, ports: tuple[int, ...], secret: Secret
     ) -> None:
         self.node = node
+        self.training_task = f"{current.run_id}/{current.step_name}/{current.task_id}"
         launch = disruptions.of_run(current.run_id).launch(current.step_name, current.retry_count)
         layout = self.plan.layout
         processes = format_count(layout.processes_per_node, "process")
@@ -291,8 +293,7 @@ class FinetuneRun(FinetuneParameters):
             url=getattr(self, "model_url", None),
             errors=self.stage_errors,
         )
-        train = "train_nodes" if self.plan.layout.nodes > 1 else "train"
-        lines += next_steps(train, self.model_path, self.used_settings.task)
+        lines += next_steps(self.training_task, self.model_path, self.used_settings.task)
         if self.stage_errors:
             args = ["resume", self.failed_step, "--origin-run-id", current.run_id]
             lines.append(f"Try again:      {command_line(sys.argv[0], args, console_script(shell_path()))}")

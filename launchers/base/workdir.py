@@ -25,6 +25,7 @@ from typing import IO
 import psutil
 
 from estimator.errors import UserError
+from launchers.cluster.processes import sigterm_raises
 
 NO_SPACE = "No space left"  # beginning of the problem line
 # Errors of torch.save and numpy after an incomplete write, whatever the cause
@@ -119,17 +120,19 @@ def work_folder(run_id: str, step: str, task_id: str) -> Iterator[Path]:
     """Create an empty folder for one attempt of one task, and remove it afterwards.
 
     Raises UserError if it cannot be created, and replaces the OSError of a full disk while it is in use.
+    SIGTERM raises SystemExit meanwhile, unless it is handled already.
     """
-    with _explained(root()):
-        base = _make_root()
-        _sweep(base)
-        folder = Path(tempfile.mkdtemp(prefix=f"{run_id}-{step}-{task_id}-", dir=base))
-        owner = _mark_in_use(folder)
-    try:
-        with owner, full_disk_explained(folder, ROOM_ADVICE):
-            yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with sigterm_raises():
+        with _explained(root()):
+            base = _make_root()
+            _sweep(base)
+            folder = Path(tempfile.mkdtemp(prefix=f"{run_id}-{step}-{task_id}-", dir=base))
+            owner = _mark_in_use(folder)
+        try:
+            with owner, full_disk_explained(folder, ROOM_ADVICE):
+                yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _mark_in_use(folder: Path) -> IO[str]:

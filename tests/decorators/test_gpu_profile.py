@@ -156,6 +156,18 @@ def test_a_bug_in_a_step_keeps_its_traceback_and_stores_a_card_but_no_record(hom
     assert not (home.path / "calibration.jsonl").exists()
 
 
+def test_a_retried_task_has_one_card_by_its_id_and_those_of_earlier_attempts_by_other_ids(home: Home) -> None:
+    done = home.run(
+        "profiled.py", "run", "--fail", "train", "--with", "retry:times=2,minutes_between_retries=0"
+    )
+    assert done.returncode == 1
+    pages = set()
+    for card_id in ("finetune", "finetune_attempt_0", "finetune_attempt_1"):
+        home.run("profiled.py", "card", "get", "train", f"{card_id}.html", "--id", card_id)
+        pages.add((home.path / f"{card_id}.html").read_text())
+    assert len(pages) == 3
+
+
 @pytest.mark.parametrize("expected", [("show",), ("run", "--help")])
 def test_other_commands_make_no_plan_and_print_nothing(home: Home, expected: tuple[str, ...]) -> None:
     done = home.run("profiled.py", *expected, COUNT_PLANS=str(home.path / "plans"))

@@ -239,6 +239,7 @@ def batch_action(strategy: dict[str, Any], ended: dict[str, str]) -> str:
 
 
 SFN_CREATE, AIRFLOW = ("step-functions", "create"), ("airflow", "create", "dag.py")
+ARGO_CREATE, ON_BATCH = ("argo-workflows", "create"), ("run", "--nodes", "1", "--with", "batch")
 THERE, NOWHERE = {"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, {"AWS_CONFIG_FILE": "/none", **SFN}
 
 
@@ -248,9 +249,12 @@ THERE, NOWHERE = {"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, {"AWS_CONFIG_FILE":
         ("finetune_flow", SFN_CREATE, THERE, ("train_nodes", "@parallel", "argo-workflows create")),
         ("finetune_linear_flow", AIRFLOW, THERE, ("Airflow", "argo-workflows create")),
         ("finetune_linear_flow", SFN_CREATE, NOWHERE, ("region", "AWS_DEFAULT_REGION")),
+        ("checklist_flow", SFN_CREATE, THERE, ("check_nodes", "@parallel")),
+        ("checklist_flow", ARGO_CREATE, {"KUBECONFIG": "/none"}, ("no kubeconfig at /none", "KUBECONFIG")),
+        ("checklist_flow", ON_BATCH, THERE, ("AWS cannot be queried", "AWS_DEFAULT_REGION")),
     ],
 )
-def test_an_impossible_deployment_is_refused_before_aws_is_queried(
+def test_an_impossible_deployment_is_refused_before_anything_is_submitted(
     home: Home, flow: str, fragments: tuple[str, ...], variables: dict[str, str], expected: tuple[str, ...]
 ) -> None:
     s3 = {"METAFLOW_DEFAULT_DATASTORE": "s3", "METAFLOW_DATASTORE_SYSROOT_S3": "s3://nobody/there"}

@@ -8,7 +8,7 @@ from decorators.backends.interface import ComputeBackend
 BATCH = ComputeBackend(
     values_for=request.values_for,
     preflight=preflight.check_queue,
-    offered=workarounds.refuse_local_metadata,
+    offered=preflight.check_access,
     inventory=lambda destination, _gpu: inventory.read(destination),
     wait_state=waiting.wait_state,
     remove=waiting.terminate_job,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
@@ -66,6 +67,21 @@ def check_queue(step_request: StepRequest) -> ClusterFacts:
     if step_request.may_query and not step_request.size_only:
         _check_once(step_request.request, JobSettings.of(step_request), step_request.minimum)
     return facts
+
+
+def check_access(step_request: StepRequest) -> ClusterFacts:
+    """Raise UserError if AWS Batch cannot be used, for a step without a plan. Returns no facts."""
+    facts = refuse_local_metadata(step_request)
+    if step_request.may_query:
+        _check_access_once()
+    return facts
+
+
+@lru_cache(maxsize=1)
+def _check_access_once() -> None:
+    client = aws.clients()("batch")
+    with suppress(aws.RefusedError):  # a login that may only submit jobs
+        aws.query(lambda: aws.queues(client))
 
 
 @lru_cache(maxsize=4)

@@ -10,13 +10,13 @@ from functools import lru_cache
 from decorators._metaflow import compiles_only, print_line
 from decorators.backends.interface import ClusterFacts, Network, StepRequest
 from decorators.backends.kubernetes.fabric import describe_unused, fabric_of, unused_devices
-from estimator.errors import UserError
 from estimator.hardware.cluster.api import (
     ApiRefusedError,
     Clock,
     ClusterApi,
     Json,
     UnreachableError,
+    api_error,
     get_or_none,
 )
 from estimator.hardware.cluster.nodes import GPUS, Node, read_nodes
@@ -72,7 +72,9 @@ def _networks_in(get: Callable[..., Json], namespace: str) -> tuple[Network, ...
 
 
 def offered(step_request: StepRequest) -> ClusterFacts:
-    """Return the facts for a step without a preflight, from nodes with its GPUs; empty if unavailable."""
+    """Return the facts for a step without a preflight, from nodes with its GPUs; empty if this login may not
+    list nodes. Raises UserError if the API cannot be used.
+    """
     if compiles_only():
         return ClusterFacts()
     namespace, request = str(step_request.configured.get("namespace") or "default"), step_request.request
@@ -90,14 +92,16 @@ _report_once = lru_cache(maxsize=1)(print_line)
 
 @lru_cache(maxsize=1)
 def _read_once(namespace: str, gpus: int) -> ClusterFacts:
-    try:
-        with ClusterApi(clock=Clock(overall_s=_TIMEOUT_S)) as api:
+    with ClusterApi(clock=Clock(overall_s=_TIMEOUT_S)) as api:
+        try:
             nodes = [
                 node
                 for node in read_nodes(api.get)
                 if node.ready and node.allocatable.get(GPUS, 0) >= max(gpus, 1)
             ]
-            networks = networks_of(api.get, namespace)
-    except (ApiRefusedError, UnreachableError, UserError):
-        return ClusterFacts()
+        except (ApiRefusedError, UnreachableError) as error:
+            if isinstance(error, UnreachableError) or error.status == 401:
+                raise api_error(error, api.server) from None
+            return ClusterFacts()
+        networks = networks_of(api.get, namespace)
     return ClusterFacts(devices=devices_of(nodes), networks=networks) if nodes else ClusterFacts()

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import datasets
 import pytest
@@ -15,7 +18,7 @@ from estimator import models
 from flows.finetune import artifacts
 from launchers import run_config, settings
 from launchers.run import preparation
-from launchers.store.bundles import MANIFEST, Manifest, get_bundle
+from launchers.store.bundles import MANIFEST, Manifest, get_bundle, put_bundle
 
 
 @pytest.fixture(autouse=True)
@@ -48,6 +51,23 @@ def test_every_local_dataset_of_a_run_is_passed_to_its_tasks(tmp_path: Path, dat
     samples, train = preparation.read_data(local, tmp_path / "work", fetch=artifacts.fetch_dataset)
     assert [row.source for row in samples] == [0] * 60 + [1]
     assert len(train) == 1
+
+
+def test_an_export_that_a_signal_ends_leaves_no_half_written_model(
+    tmp_path: Path, store: MetaflowStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finished = tmp_path / "finished"
+    finished.mkdir()
+    (finished / "model.safetensors").write_text("weights")
+    put_bundle(store, "model", finished)
+    monkeypatch.setattr(
+        artifacts.model_card, "write_records", lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM)
+    )
+    output = tmp_path / "finetuned"
+    inputs: Any = {"plan": None, "settings": SimpleNamespace(output_dir=str(output)), "model": None}
+    with pytest.raises(SystemExit):
+        artifacts.export(storage=store, output="model", run="7", facts=(), **inputs)
+    assert list(output.iterdir()) == []
 
 
 def test_a_saved_split_is_passed_to_tasks_and_validated_rows_to_later_steps(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -77,6 +78,17 @@ def test_the_folder_of_a_killed_task_is_removed_and_that_of_a_running_task_kept(
     assert folder.is_dir()
     with workdir.work_folder("8", "train", "1") as work:
         assert list(base.iterdir()) == [work]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_task_that_a_signal_ends_leaves_no_folder(base: Path, number: signal.Signals) -> None:
+    command = [sys.executable, "-c", HOLD]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(command, cwd=ROOT, text=True, **pipes) as task:  # type: ignore[call-overload]
+        assert Path(task.stdout.readline().strip()).is_dir()
+        task.send_signal(number)
+        assert task.wait(60) != 0
+    assert not list(base.iterdir())
 
 
 def test_a_folder_that_cannot_be_written_is_reported_in_two_lines(base: Path) -> None:

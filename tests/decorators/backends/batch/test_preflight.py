@@ -13,13 +13,14 @@ from botocore.stub import Stubber
 from decorators.backends.batch import aws, preflight
 from decorators.backends.batch.preflight import JobSettings, inspect
 from decorators.backends.findings import Findings
-from decorators.backends.interface import MinimumRequest
+from decorators.backends.interface import MinimumRequest, StepRequest
 from estimator.errors import UserError
 from estimator.plan import GIB, Request
 from tests.decorators.backends.plans import planned
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("account")]
 
+ONE = Request(nodes=1, gpus_per_node=0, gpu_type=None, cpu=1, memory_mib=1, shared_memory_mib=0, disk_mib=1)
 FOUR = planned("llama-70b", "full", "H100", 4, kind="batch").request  # 4 x p5.48xlarge
 LEAST = MinimumRequest(cpu=8, memory_bytes=500 * GIB)
 IMAGE = "127.0.0.1:9/finetune:1"
@@ -191,6 +192,8 @@ def test_invalid_credentials_are_reported_in_one_line(
     monkeypatch.setattr(aws, "clients", _answering("batch", "describe_job_queues", None, code=code))
     with pytest.raises(UserError, match=expected):
         _look("gpus")
+    with pytest.raises(UserError, match=expected):
+        preflight.check_access(StepRequest(backend="batch", request=ONE))
 
 
 def test_a_missing_region_and_an_unreachable_service_are_reported_in_one_line(
