@@ -379,14 +379,14 @@ def conversions() -> str:
 
 
 GENERATED = {
-    "checks": ("docs/checklist-rules.md", checks_table),
-    "bandwidth": ("docs/bandwidth.md", busbw.documented),
+    "checks": ("docs/checklist.md", checks_table),
+    "bandwidth": ("docs/checklist-rules.md", busbw.documented),
     "conversions": ("docs/convert.md", conversions),
     "plan": ("README.md", plan_block),
-    "measured": ("docs/estimator.md", measured_runs.table),
+    "measured": ("docs/accuracy.md", measured_runs.table),
     "errors": ("docs/accuracy.md", errors_of_the_estimator),
     "exact families": ("benchmarks/results/exact_families.md", exact_families.table),
-    "families outside the goals": ("docs/exact.md", exact_families.missed),
+    "families outside the goals": ("docs/accuracy.md", exact_families.missed),
     "risk": ("docs/estimator.md", risk_table),
     "models": ("docs/known-models.md", models_table),
     "families": ("docs/models.md", planned_families),
