@@ -177,7 +177,7 @@ def page(scored: list[Scored]) -> str:
 
 
 def documented() -> str:
-    """Build the generated part of docs/bandwidth.md."""
+    """Build the generated part of docs/checklist-rules.md."""
     return "\n\n".join([shares_table(), summary(scores(published()))])
 
 

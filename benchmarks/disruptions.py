@@ -38,8 +38,8 @@ from tests.kubernetes.faults import (
     delete_in_a_checkpoint,
     drained,
     one_node_short,
-    says,
     training,
+    wait_for_line,
 )
 from tests.lab import control_plane
 from tests.lab import pods as lab_pods
@@ -155,7 +155,7 @@ class Bench:
     def join_late(self, seconds: float) -> Late:
         with one_node_short(self._cluster):
             run = self._launch("late", f"--pending-timeout={seconds / 60 + 10:g}", pods=BIG)
-            says(run, r"jobset \S+ waits")
+            wait_for_line(run, r"jobset \S+ waits")
             time.sleep(seconds)
         arrived = time.monotonic()
         self._first_step(run, earlier_launches=0)
@@ -173,7 +173,7 @@ class Bench:
     def _undisturbed(self) -> list[float]:
         if not self._expected:
             run = self._launch("undisturbed")
-            assert run.wait(LIMIT_S) == 0, run.story()
+            assert run.wait(LIMIT_S) == 0, run.full_log()
             self._expected = self._losses(run)
             assert len(self._expected) == self._steps
         return self._expected
@@ -198,7 +198,7 @@ class Bench:
         """Wait for the first step of the launch after the earlier ones, and return it."""
 
         def first_pods() -> Any:
-            assert run.process.poll() is None, run.story()
+            assert run.process.poll() is None, run.full_log()
             return run.has_begun and self._main(run)[earlier_launches:]
 
         return _steps(wait_for(first_pods, LIMIT_S, "the first step has run", every=0.1)[0])[0]
@@ -216,7 +216,7 @@ def _steps(pod: lab_pods.Pod) -> list[int]:
 def _wait(run: Launched, number: int) -> float:
     """Return the seconds between disruption ``number`` of a run and the next submission of the step."""
     match = re.search(rf"Disruption {number} of .* submitted again in (\d+) s", run.log)
-    assert match is not None, run.story()
+    assert match is not None, run.full_log()
     return float(match[1])
 
 

@@ -11,7 +11,7 @@ import io
 import json
 import re
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -188,16 +188,27 @@ def proofs() -> str:
     rows = [row for row in support_table.read() if row.part == "families"]
     heads = [(engine, method) for engine in ("deepspeed", "fsdp2") for method in ("full", "lora", "packing")]
     families = {(row.family, row.engine, row.method): row.result for row in rows}
-    lines = [f"| Family | {' | '.join(f'{engine} {method}' for engine, method in heads)} |"]
-    lines.append("|---" * (len(heads) + 1) + "|")
-    clauses: dict[str, str] = {}
-    for family in dict.fromkeys(row.family for row in rows):
-        cells = [families[family, engine, method] for engine, method in heads]
-        shown = ["yes" if cell == support_table.RUNS else "no" for cell in cells]
-        clauses |= {cell: family for cell in cells if cell != support_table.RUNS}
-        lines.append(f"| `{family}` | {' | '.join(shown)} |")
-    lines += ["", *(textwrap.fill(f"- {clause}.", WIDTH) for clause in clauses)]
-    return "\n".join([*lines, "", _releases(rows)])
+    results = {
+        family: [families[family, engine, method] for engine, method in heads]
+        for family in dict.fromkeys(row.family for row in rows)
+    }
+    titles = [f"{engine} {method}" for engine, method in heads]
+    return "\n\n".join([_yes_or_no("Families", titles, results), _releases(rows)])
+
+
+def _yes_or_no(title: str, columns: Sequence[str], results: Mapping[str, Sequence[str]]) -> str:
+    """Format rows of results, those with equal cells as one row, then the reasons for refusals."""
+    lines = [f"| {title} | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
+    equal: dict[tuple[str, ...], list[str]] = {}
+    names_of: dict[str, list[str]] = {}
+    for name, cells in results.items():
+        shown = tuple("yes" if cell == support_table.RUNS else "no" for cell in cells)
+        equal.setdefault(shown, []).append(f"`{name}`")
+        for clause in dict.fromkeys(cell for cell in cells if cell != support_table.RUNS):
+            names_of.setdefault(_general(clause, name), []).append(f"`{name}`")
+    lines += [f"| {', '.join(names)} | {' | '.join(shown)} |" for shown, names in equal.items()]
+    reasons = [textwrap.fill(f"- {', '.join(names)}: {clause}.", WIDTH) for clause, names in names_of.items()]
+    return "\n".join([*lines, *([""] if reasons else []), *reasons])
 
 
 def _releases(rows: Sequence[support_table.Row]) -> str:
@@ -228,36 +239,51 @@ def proved_tasks() -> str:
 
 
 def _proved(title: str, results: dict[tuple[str, str, int], str], names: Sequence[str] = ANSWERING) -> str:
-    """Format (name, engine, nodes) -> result as a table of engines, then the reasons for refusals."""
+    """Format (name, engine, nodes) -> result as a table of engines."""
     heads = [(engine, nodes) for engine in names for nodes in (1, 2)]
     titles = [f"{engine}, {nodes} node{'s' * (nodes > 1)}" for engine, nodes in heads]
-    lines = [f"| {title} | {' | '.join(titles)} |", "|---" * (len(heads) + 1) + "|"]
-    for name in dict.fromkeys(name for name, _, _ in results):
-        cells = [results[name, engine, nodes] for engine, nodes in heads]
-        shown = ["yes" if cell == support_table.RUNS else "no" for cell in cells]
-        lines.append(f"| {name} | {' | '.join(shown)} |")
-    clauses = dict.fromkeys(result for result in results.values() if result != support_table.RUNS)
-    return "\n".join([*lines, "", *(textwrap.fill(f"- {clause}.", WIDTH) for clause in clauses)])
+    rows = {
+        name: [results[name, engine, nodes] for engine, nodes in heads]
+        for name in dict.fromkeys(name for name, _, _ in results)
+    }
+    return _yes_or_no(title, titles, rows)
 
 
-def matrix() -> str:
-    """Build the table of models that any engine trains, with a column per engine."""
-    head = " | ".join(f"{', '.join(group)} {method}" for group, method in COLUMNS)
-    lines = [f"| Model | {head} | Refused, because |", "|---" * (len(COLUMNS) + 2) + "|"]
-    for name in filter(runs_somewhere, models.names()):
-        reasons = [refusal_of_column(name, *column) for column in COLUMNS]
-        cells = ["no" if reason else "yes" for reason in reasons]
-        clauses = dict.fromkeys(reason for reason in reasons if reason)
-        lines.append(f"| `{name}` | {' | '.join(cells)} | {'; '.join(clauses)} |")
+def models_by_engine() -> str:
+    """Build the table of models that any engine trains, with a column per engine and method."""
+    groups: dict[tuple[str | None, ...], list[str]] = {}
+    planned_only: dict[str, list[str]] = {}
+    for name in models.names():
+        if runs_somewhere(name):
+            reasons = [refusal_of_column(name, *column) for column in COLUMNS]
+            general = tuple(reason and _general(reason, name) for reason in reasons)
+            groups.setdefault(general, []).append(f"`{name}`")
+        else:
+            clause = refusal(name, "deepspeed", "full") or ""
+            planned_only.setdefault(clause.replace(name, "it"), []).append(f"`{name}`")
+    head = " | ".join(f"{', '.join(engines)} {method}" for engines, method in COLUMNS)
+    lines = [f"| Models | {head} | Refused, because |", "|---" * (len(COLUMNS) + 2) + "|"]
+    for general, names in groups.items():
+        cells = ["no" if reason else "yes" for reason in general]
+        clauses = dict.fromkeys(reason for reason in general if reason)
+        lines.append(f"| {', '.join(names)} | {' | '.join(cells)} | {'; '.join(clauses)} |")
     lines += ["", "No engine trains these; `finetune plan` plans for them.", ""]
     lines += ["| Models | Because |", "|---|---|"]
-    other_engines: dict[str, list[str]] = {}
-    for name in models.names():
-        if not runs_somewhere(name):
-            clause = refusal(name, "deepspeed", "full") or ""
-            other_engines.setdefault(clause.replace(name, "it"), []).append(f"`{name}`")
-    lines += [f"| {', '.join(names)} | {clause} |" for clause, names in other_engines.items()]
+    lines += [f"| {', '.join(names)} | {clause} |" for clause, names in planned_only.items()]
     return "\n".join(lines)
+
+
+def _general(reason: str, name: str) -> str:
+    """Return a reason for a refusal without what describes this model, family or task only."""
+    name = re.escape(name)
+    specific = (
+        rf" \({name} has [^)]*\)",
+        rf", and (a )?{name}('s| has| is| model is) [^;]*",
+        rf", and they are most of {name}",
+        rf"(?<=transformers' ){name} ",
+        r"^(packing|task \w+|lora\.\w+|[\w-]+): ",
+    )
+    return re.sub("|".join(specific), "", reason)
 
 
 def listed(words: Iterable[str], conjunction: str = "and") -> str:
@@ -367,18 +393,19 @@ def conversions() -> str:
 
 
 GENERATED = {
-    "checks": ("docs/checklist-rules.md", checks_table),
-    "bandwidth": ("docs/bandwidth.md", busbw.documented),
+    "checks": ("docs/checklist.md", checks_table),
+    "bandwidth": ("docs/checklist-rules.md", busbw.documented),
     "conversions": ("docs/convert.md", conversions),
     "plan": ("README.md", plan_block),
-    "measured": ("docs/estimator.md", measured_runs.table),
+    "measured": ("docs/accuracy.md", measured_runs.table),
     "errors": ("docs/accuracy.md", errors_of_the_estimator),
-    "exact families": ("docs/exact.md", lambda: exact_families.table(exact_families.read())),
+    "exact families": ("benchmarks/results/exact_families.md", exact_families.table),
+    "families outside the goals": ("docs/accuracy.md", exact_families.missed),
     "risk": ("docs/estimator.md", risk_table),
     "headroom": ("docs/estimator.md", headroom_table),
     "models": ("docs/known-models.md", models_table),
     "families": ("docs/models.md", planned_families),
-    "matrix": ("docs/support.md", matrix),
+    "models by engine": ("docs/methods.md", models_by_engine),
     "methods": ("docs/support.md", proved_methods),
     "tasks": ("docs/support.md", proved_tasks),
     "proofs": ("docs/support.md", proofs),

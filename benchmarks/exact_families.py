@@ -2,7 +2,7 @@
 
     python -m benchmarks.exact_families                 # half an hour on 2 cores, no GPU
     python -m benchmarks.exact_families --family lfm2 --size small   # replaces these rows
-    python -m benchmarks.documents --write              # then renews the table in docs/exact.md
+    python -m benchmarks.documents --write              # then renews exact_families.md
 
 Traces a step of a small model and of the smallest published model of each family, with full training and
 LoRA, as the DeepSpeed engine runs it (ZeRO stage 2 on 8 processes). Writes results/exact_families.json.
@@ -13,9 +13,8 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import textwrap
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -147,8 +146,9 @@ def outside(rows: Iterable[Comparison]) -> list[Comparison]:
     return [row for row in rows if any(abs(getattr(row, name) or 0) > goal for name, goal in GOALS.items())]
 
 
-def table(rows: Sequence[Comparison]) -> str:
-    """Format the comparisons as a Markdown table: a row per family, a column per size and method."""
+def table() -> str:
+    """Format the committed comparisons: a row per family, a column per size and method."""
+    rows = read()
     heads = [f"{size}, {method}" for size in SIZES for method in METHODS]
     lines = [f"| Family | Published model | {' | '.join(heads)} |", "|---" * (len(heads) + 2) + "|"]
     for family in dict.fromkeys(row.family for row in rows):
@@ -156,10 +156,17 @@ def table(rows: Sequence[Comparison]) -> str:
         names = [row.model for key, row in cells.items() if key[0] == "published"]
         shown = [_cell(cells.get((size, method))) for size in SIZES for method in METHODS]
         lines.append(f"| `{family}` | {names[0] if names else ''} | {' | '.join(shown)} |")
-    missed = [f"{row.family} ({row.size}, {row.method})" for row in outside(rows)]
-    summary = f"Outside the goals: {', '.join(missed)}." if missed else "All are within the goals."
-    refusals = dict.fromkeys(f"{row.family}: {row.refused}" for row in rows if row.refused)
-    return "\n".join([*lines, "", textwrap.fill(summary, 110), *("- " + clause for clause in refusals)])
+    return "\n".join(lines)
+
+
+def missed() -> str:
+    """Summarize the committed comparisons: families outside the goals, and those that were not traced."""
+    rows = read()
+    families = {row.family for row in rows}
+    outside_goals = dict.fromkeys(f"`{row.family}`" for row in outside(rows))
+    summary = f"Of {len(families)} families, outside the goals: {', '.join(outside_goals) or 'none'}."
+    refusals = dict.fromkeys(f"- {row.family}: {row.refused}" for row in rows if row.refused)
+    return "\n".join([summary, *([""] if refusals else []), *refusals])
 
 
 def _cell(row: Comparison | None) -> str:

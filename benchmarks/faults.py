@@ -125,7 +125,7 @@ class Bench:
                 flow = self._started(Flow(home, *resume_options, nodes=case.nodes))
         self._stop_after_training(flow, case.engine)
         equal = flow.losses() == expected
-        resumed_from = flow.went_on_from()
+        resumed_from = flow.resumed_steps()
         if case.faults[0].who != "scheduler":
             resumed_from = resumed_from[1:]
         for (fault, ended), step in zip(killed, resumed_from, strict=True):
@@ -183,7 +183,7 @@ class Bench:
                     orphans=len(ended.left),
                     cause_reported=None,
                     committed_step=ended.committed,
-                    resumed_from_step=flow.went_on_from()[0],
+                    resumed_from_step=flow.resumed_steps()[0],
                     losses_equal=flow.losses() == expected,
                 )
             )

@@ -29,7 +29,7 @@ from typing import Any
 from benchmarks.machine import describe
 from checklist.result import Result
 from tests.checklist import netns
-from tests.checklist.netns import Bed, Job, bed
+from tests.checklist.netns import BridgedHosts, Job, bridged_hosts
 
 RESULTS = Path(__file__).parent / "results"
 LIMIT_S = 150.0
@@ -48,7 +48,7 @@ class Case:
     name: str
     hosts: int
     right: Callable[[Result], bool]
-    fault: Callable[[Bed], object] = lambda _: None
+    fault: Callable[[BridgedHosts], object] = lambda _: None
     arguments: tuple[str, ...] = NETWORK
     environment: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
     world: int | None = None
@@ -133,22 +133,22 @@ def _has_title(words: str, *bad: str) -> Callable[[Result], bool]:
     return lambda result: result.bad_nodes == bad and any(words in fault.title for fault in result.findings)
 
 
-def _each(*faults: Callable[[Bed], object]) -> Callable[[Bed], object]:
+def _each(*faults: Callable[[BridgedHosts], object]) -> Callable[[BridgedHosts], object]:
     """Combine faults."""
     return lambda made: [fault(made) for fault in faults]
 
 
-def _all_slow(made: Bed) -> None:
+def _all_slow(made: BridgedHosts) -> None:
     for host in range(made.hosts):
         made.slow(host, "25mbit")
 
 
-def _renamed(made: Bed) -> None:
+def _renamed(made: BridgedHosts) -> None:
     made.called[2] = "h1"
     made.names(2, f"127.0.0.1 localhost\n{made.address(2)} h1\n{made.address(0)} h0\n")
 
 
-def _readdressed(made: Bed) -> None:
+def _readdressed(made: BridgedHosts) -> None:
     made.on(2, "ip", "addr", "flush", "dev", "eth0")
     made.on(2, "ip", "addr", "add", f"{made.address(1)}/24", "dev", "eth0")
 
@@ -268,7 +268,7 @@ CASES = (
         name="MTU black hole",
         hosts=3,
         right=_suspects("mesh", "h1", "h2"),
-        fault=lambda b: b.black_hole(1, 2),
+        fault=lambda b: b.drop_large_packets(1, 2),
     ),
     Case(name="rank hangs", hosts=3, right=_hung("hang"), arguments=WORLD, strike=signal.SIGSTOP),
     Case(name="rank dies", hosts=3, right=_hung("died"), arguments=WORLD, strike=signal.SIGKILL),
@@ -361,7 +361,7 @@ MANY = (
 
 def once(case: Case, folder: Path) -> dict[str, Any]:
     """Run a case once; return whether the answer was right, its duration, and processes left behind."""
-    with bed(case.hosts, ipv6=case.ipv6, dual=case.dual) as made:
+    with bridged_hosts(case.hosts, ipv6=case.ipv6, dual=case.dual) as made:
         case.fault(made)
         job = made.start(folder, *case.arguments, environment=case.environment, world=case.world)
         if case.strike is not None and (worker := wait_until(made, job, case.during)):
@@ -381,13 +381,13 @@ def once(case: Case, folder: Path) -> dict[str, Any]:
     }
 
 
-def wait_until(bed: Bed, job: Job, during: str) -> int | None:
+def wait_until(bridged_hosts: BridgedHosts, job: Job, during: str) -> int | None:
     """Return host 2's worker process once it times collectives or pairs; None if the run ends before."""
     journal = job.keep / "host2" / "rank2.jsonl"
     sign = {"collectives": b'"seconds": [0.', "pairs": b'"segments"'}[during]
     deadline = time.monotonic() + LIMIT_S
     while time.monotonic() < deadline and job.processes[2].poll() is None:
-        if journal.exists() and sign in journal.read_bytes() and (worker := bed.worker(2)):
+        if journal.exists() and sign in journal.read_bytes() and (worker := bridged_hosts.worker(2)):
             return worker
         time.sleep(0.02)
     return None

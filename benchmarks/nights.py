@@ -23,7 +23,7 @@ from checklist.measurements import Measurements, RdmaPort
 from checklist.result import Result
 from checklist.verdict import judge
 from tests.checklist.clusters import Cluster
-from tests.checklist.runs import gpu_run, spoil, with_pairs
+from tests.checklist.runs import gpu_run, with_facts, with_pairs
 
 RESULTS = Path(__file__).parent / "results"
 COMMAND = "python -m benchmarks.nights"
@@ -70,7 +70,7 @@ def _replaced(night: int, run: Measurements) -> Measurements:
         slow = {2: 0.5}
         return with_pairs(run, Cluster(nodes=NODES, speed=45, transmit=slow, receive=slow))
     if night >= REPLACED:
-        return spoil(run, 2, hostname="host-new", gpu_uuids=("GPU-new",))
+        return with_facts(run, 2, hostname="host-new", gpu_uuids=("GPU-new",))
     return run
 
 
@@ -86,7 +86,7 @@ def _network(run: Measurements, busbw: float) -> Measurements:
 
 CASES: dict[str, Callable[[int, Measurements], Measurements]] = {
     "nothing": lambda _, run: run,
-    "a clock that is always 30 s off": lambda _, run: spoil(run, 1, clock_offset_s=30.0),
+    "a clock that is always 30 s off": lambda _, run: with_facts(run, 1, clock_offset_s=30.0),
     "7 % slower from night 12 on, lawfully": lambda night, run: _speed(run, 1.0 if night < 12 else 0.93),
     "1 % slower each night from night 10 on": lambda night, run: _speed(run, 0.99 ** max(0, night - 9)),
     "a link that flaps on nights 9, 12 and 15": lambda night, run: _sent_again(run, night in FLAPS),

@@ -41,12 +41,17 @@ def tables() -> str:
 
 def _record(record: ast.ClassDef, lines: list[str], level: int) -> str:
     title = [] if level == 2 else [f"{'#' * level} {record.name}", ""]
-    rows = [
-        f"| `{field.target.id}` | `{_type(field)}` | {_comment(record, field, lines)} |"
-        for field in record.body
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
-    ]
-    return "\n".join([*title, _docstring(record), "", "| Field | Type | Meaning |", "|---|---|---|", *rows])
+    described, named = [], []
+    for field in record.body:
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+            comment = _comment(record, field, lines)
+            if comment:
+                described.append(f"| `{field.target.id}` | `{_type(field)}` | {comment} |")
+            else:
+                named.append(f"`{field.target.id}: {_type(field)}`".replace("\\|", "|"))
+    table = ["", "| Field | Type | Meaning |", "|---|---|---|", *described] if described else []
+    others = ["", f"{'Also' if described else 'Fields'}: {', '.join(named)}."] if named else []
+    return "\n".join([*title, _docstring(record), *table, *others])
 
 
 def _docstring(record: ast.ClassDef) -> str:

@@ -14,7 +14,6 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from fnmatch import fnmatch
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -26,15 +25,7 @@ import typer
 from typer.testing import CliRunner
 
 from benchmarks import examples
-from benchmarks.documents import (
-    COLUMNS,
-    GENERATED,
-    planned,
-    refusal_of_column,
-    runs_somewhere,
-    settings_page,
-    with_generated,
-)
+from benchmarks.documents import GENERATED, planned, settings_page, with_generated
 from checklist.__main__ import app as checklist_command
 from checklist.judging import thresholds
 from checklist.options import Options, build
@@ -384,20 +375,6 @@ def test_plan_only_imports_no_training_package(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "Plan: tiny-llama" in done.stdout
-
-
-def test_the_support_table_matches_the_engines() -> None:
-    text = (ROOT / "docs" / "methods.md").read_text().partition("## LoRA and DoRA")[0]
-    columns_seen: list[str] = []
-    for line in re.findall(r"^\| `.*\| (?:yes|no).*\|$", text, re.MULTILINE):
-        patterns, *cells = [cell.strip() for cell in line.strip("|").split("|")]
-        for name in filter(runs_somewhere, models.names()):
-            if any(fnmatch(name, pattern) for pattern in re.findall(r"`([^`]+)`", patterns)):
-                columns_seen.append(name)
-                for column, cell in zip(COLUMNS, cells, strict=True):
-                    supported = refusal_of_column(name, *column) is None
-                    assert supported == cell.startswith("yes"), f"{name} {column}: the table says {cell}"
-    assert sorted(columns_seen) == sorted(filter(runs_somewhere, models.names()))
 
 
 def test_python_snippets_compile_and_their_imports_exist() -> None:

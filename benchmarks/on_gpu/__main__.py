@@ -36,7 +36,7 @@ INTERRUPTED = 130
 CHECKLIST_SHARE = 0.2  # of the time, at most
 NO_GPU = (
     "No NVIDIA GPU is seen here (by its driver, NVML): tiny shapes are measured on the CPU only.\n"
-    "That shows that the benchmark runs, and how far the estimator's CPU class is off; nothing of GPUs."
+    "This tests the benchmark and the estimator's CPU class. It measures nothing on GPUs."
 )
 
 
@@ -167,14 +167,14 @@ class _Writer:
 def _figures(measured: Measured) -> dict[str, object]:
     """Return all figures of a case, without the plan's text."""
 
-    def of(outcome: object) -> dict[str, object]:
+    def without_plan(outcome: object) -> dict[str, object]:
         return {name: value for name, value in outcome.to_dict().items() if name != "plan"}  # type: ignore[attr-defined]
 
     return {
         "case": measured.case.name,
-        "run": of(measured.outcome) if measured.outcome else None,
+        "run": without_plan(measured.outcome) if measured.outcome else None,
         "needed_bytes": measured.needed_bytes,
-        "trials": [of(trial) for trial in measured.trials],
+        "trials": [without_plan(trial) for trial in measured.trials],
         "left_out": measured.left_out,
     }
 

@@ -34,7 +34,7 @@ from estimator.errors import UserError
 from launchers.cluster.endpoint import unused_port
 from launchers.models import tiny_llama
 from tests.checklist import netns
-from tests.checklist.netns import Bed
+from tests.checklist.netns import BridgedHosts
 
 RESULTS = Path(__file__).parents[1] / "results"
 ROOT = Path(__file__).parents[2]
@@ -71,8 +71,10 @@ class Part:
     ranks: int
     limit_s: float
     engine: str = ""  # of training; otherwise the checklist runs
-    fault: Callable[[Bed, str], object] | None = None  # on namespaces, with the rate of a slow link
-    strike: Callable[[Bed, int], object] | None = None  # during the collectives, with the worker of host 2
+    fault: Callable[[BridgedHosts, str], object] | None = None  # on namespaces, with the rate of a slow link
+    strike: Callable[[BridgedHosts, int], object] | None = (
+        None  # during the collectives, with the worker of host 2
+    )
     arguments: tuple[str, ...] = ()
     expected: str = ""
 
@@ -97,18 +99,18 @@ class Row:
     problem: str = ""
 
 
-def _nothing(_bed: Bed, _slow: str) -> None:
+def _nothing(_bed: BridgedHosts, _slow: str) -> None:
     """Leave the hosts as they are."""
 
 
-def _signal(number: signal.Signals) -> Callable[[Bed, int], object]:
+def _signal(number: signal.Signals) -> Callable[[BridgedHosts, int], object]:
     """Return an action that sends a signal to a rank."""
     return lambda _bed, worker: os.kill(worker, number)
 
 
-def _unplug(bed: Bed, _worker: int) -> None:
+def _unplug(bridged_hosts: BridgedHosts, _worker: int) -> None:
     """Take away the carrier of a host."""
-    netns.do("ip", "link", "set", bed.wire(2), "down")
+    netns.do("ip", "link", "set", bridged_hosts.bridge_port(2), "down")
 
 
 def parts() -> list[Part]:
@@ -118,13 +120,23 @@ def parts() -> list[Part]:
         for engine in ENGINES
         for ranks in (1, 2)
     ]
-    cases: list[tuple[str, Callable[[Bed, str], object], tuple[str, ...], str]] = [
+    cases: list[tuple[str, Callable[[BridgedHosts, str], object], tuple[str, ...], str]] = [
         ("healthy", _nothing, (), "no FAIL but equal GPU identifiers"),
-        ("slow host", lambda bed, slow: bed.slow(2, slow), (), "h2 slow in both directions"),
-        ("sends slowly", lambda bed, slow: bed.slow(2, slow, receives=False), (), "h2 sends slowly"),
-        ("loses 3 %", lambda bed, _slow: bed.lose(2, 0.03), (), "loss at h2"),
+        (
+            "slow host",
+            lambda bridged_hosts, slow: bridged_hosts.slow(2, slow),
+            (),
+            "h2 slow in both directions",
+        ),
+        (
+            "sends slowly",
+            lambda bridged_hosts, slow: bridged_hosts.slow(2, slow, receives=False),
+            (),
+            "h2 sends slowly",
+        ),
+        ("loses 3 %", lambda bridged_hosts, _slow: bridged_hosts.lose(2, 0.03), (), "loss at h2"),
     ]
-    strikes: list[tuple[str, Callable[[Bed, int], object], str]] = [
+    strikes: list[tuple[str, Callable[[BridgedHosts, int], object], str]] = [
         ("rank hangs", _signal(signal.SIGSTOP), "rank 2 hung"),
         ("rank dies", _signal(signal.SIGKILL), "rank 2 died"),
         ("carrier lost", _unplug, "h2 lost"),
@@ -270,8 +282,8 @@ def _on_hosts(part: Part, device: str, nccl: Path | None, folder: Path) -> list[
     """Run the checklist on namespaces and return the exit statuses."""
     fast, slow = RATES[device]
     assert part.fault is not None
-    with netns.bed(part.ranks, fast) as bed:
-        part.fault(bed, slow)
+    with netns.bridged_hosts(part.ranks, fast) as bridged_hosts:
+        part.fault(bridged_hosts, slow)
         variables = {
             rank: environment(device, nccl, rank, hosts=True)
             | {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": str(rank)}
@@ -279,12 +291,12 @@ def _on_hosts(part: Part, device: str, nccl: Path | None, folder: Path) -> list[
             for rank in range(part.ranks)
         }
         options = ("--device", device, "--skip", SKIPPED, *part.arguments)
-        job = bed.start(folder, *options, environment=variables)
+        job = bridged_hosts.start(folder, *options, environment=variables)
         if part.strike is not None:
-            worker = wait_until(bed, job, "collectives")
+            worker = wait_until(bridged_hosts, job, "collectives")
             if worker is None:
                 raise RuntimeError("the run ended before its collectives, without the fault")
-            part.strike(bed, worker)
+            part.strike(bridged_hosts, worker)
         return job.wait(part.limit_s * LONGER[device])
 
 

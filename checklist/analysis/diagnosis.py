@@ -243,9 +243,9 @@ def _pairs_to_repeat(
 ) -> tuple[tuple[int, int], ...]:
     """Return ordered pairs to measure in isolation: controls, then suspect nodes, then links, worst first.
 
-    ``levels``: bounds and faults at the slow threshold, then at the slight one. In a large run more links met
-    passing traffic than can be measured again; nodes are first so that links never crowd them out. All
-    suspect nodes are measured again, links only up to ``MAX_RERUNS``.
+    ``levels``: bounds and faults at the slow threshold, then at the slight one. In a large run, other
+    traffic slows more links than can be measured again. All suspect nodes are measured again, and come first;
+    links follow up to ``MAX_RERUNS`` pairs.
     """
     selected: list[tuple[int, int]] = []
     budget = MAX_RERUNS

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from checklist.measurements import OpenPorts, record
 from checklist.run.session import Session
 
@@ -20,21 +23,7 @@ def try_ports(run: Session) -> None:
         for rank in leaders.values()
     }
     listeners = run.request("open", addresses, limit_s=limits.operation).replies
-    order = [node for node, rank in sorted(leaders.items()) if rank in listeners]
-    requests: dict[int, list[dict[str, object]]] = {}
-    for index, dst in enumerate(order):
-        rank = leaders[dst]
-        base = {"dst": dst, "low": listeners[rank]["low"], "high": listeners[rank]["high"]}
-        targets = [{**base, "address": addresses[rank]["address"], "tried": listeners[rank]["ports"]}]
-        if listeners[rank]["others"]:
-            fallback = {
-                "address": addresses[rank]["other_address"],
-                "tried": listeners[rank]["others"],
-                "other_family": True,
-            }
-            targets.append({**base, **fallback})
-        for distance in range(1, min(NEIGHBORS, len(order) - 1) + 1):
-            requests.setdefault(leaders[order[(index + distance) % len(order)]], []).extend(targets)
+    requests = _targets(leaders, listeners, addresses)
     count = max((len(targets) for targets in requests.values()), default=0)
     outcome = run.request(
         "knock",
@@ -44,6 +33,30 @@ def try_ports(run: Session) -> None:
     for reply in outcome.replies.values():
         run.results.open_ports += [record(OpenPorts, item) for item in reply]
     run.request("close", {rank: {} for rank in listeners if rank in run.ranks}, limit_s=limits.operation)
+
+
+def _targets(
+    leaders: Mapping[int, int],
+    listeners: Mapping[int, Mapping[str, Any]],
+    addresses: Mapping[int, Mapping[str, str | None]],
+) -> dict[int, list[dict[str, object]]]:
+    """Return the ports to connect to by connecting rank: those of the nodes before it, in both families.
+
+    ``leaders``: node -> rank. ``listeners``: rank -> ports on which it listens.
+    """
+    order = [node for node, rank in sorted(leaders.items()) if rank in listeners]
+    requests: dict[int, list[dict[str, object]]] = {}
+    for index, dst in enumerate(order):
+        rank = leaders[dst]
+        listener, address = listeners[rank], addresses[rank]
+        base = {"dst": dst, "low": listener["low"], "high": listener["high"]}
+        targets = [{**base, "address": address["address"], "tried": listener["ports"]}]
+        if listener["others"]:
+            other = {"address": address["other_address"], "tried": listener["others"], "other_family": True}
+            targets.append({**base, **other})
+        for distance in range(1, min(NEIGHBORS, len(order) - 1) + 1):
+            requests.setdefault(leaders[order[(index + distance) % len(order)]], []).extend(targets)
+    return requests
 
 
 def other_family(run: Session, rank: int) -> str | None:

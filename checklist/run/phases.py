@@ -135,7 +135,6 @@ def world(run: Session) -> str | None:
     if len(ranks) < 2:
         raise PhaseSkipped("it takes two ranks")
     _require_connectivity(run)
-    # A hang here would be everybody's: start from processes that nothing has happened to.
     problem = _join(run, ranks)
     if problem is None:
         problem = sweep.correctness(run, ranks) or sweep.sweep(run, ranks)

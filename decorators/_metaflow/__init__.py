@@ -68,6 +68,7 @@ from decorators._metaflow.code_packages import exclude_bytecode
 from decorators._metaflow.commands import (
     Backend,
     command,
+    command_names,
     compiles_only,
     configured_target,
     deployer,
@@ -130,6 +131,7 @@ __all__ = [
     "card",
     "catch_node_failure",
     "command",
+    "command_names",
     "compile_state_machines",
     "compile_workflows",
     "compiles_only",

@@ -6,6 +6,7 @@ import os
 from typing import Any, Literal
 
 from metaflow._vendor import click
+from metaflow.parameters import flow_context
 from metaflow.system_context import ExecutionPhase, system_context
 from metaflow.unbounded_foreach import UBF_TASK
 
@@ -23,6 +24,14 @@ def run_parameters(flow: type[Any]) -> tuple[set[str], set[str]]:
     parameters = [parameter for _, parameter in flow._get_parameters() if not parameter.IS_CONFIG_PARAMETER]
     switches = {f"--{parameter.name}" for parameter in parameters if parameter.kwargs.get("is_flag")}
     return {f"--{parameter.name}" for parameter in parameters} - switches, switches
+
+
+def command_names(flow: type[Any]) -> list[str]:
+    """Return the names of the commands of a flow's command line."""
+    with flow_context(flow):  # the options of `run` depend on the flow
+        from metaflow import cli
+
+    return list(cli.start.list_commands(None))
 
 
 def command() -> Command:

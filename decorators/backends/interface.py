@@ -42,7 +42,7 @@ class ClusterFacts:
 
     labels: tuple[tuple[str, str], ...] | None = None  # node labels that select it; None: unknown
     tolerations: tuple[Toleration, ...] = ()
-    room: PodResources | None = None  # resources for one pod on the smallest fitting node
+    pod_capacity: PodResources | None = None  # resources for one pod on the smallest fitting node
     efa: int | None = None
     hugepages_bytes: int | None = None
     zone: str | None = None  # a zone that has enough nodes

@@ -19,11 +19,11 @@ def llama_adapter(model: ModelSpec, method: str) -> str | None:
         return f"{method} supports {', '.join(families)} models here, and {model.name} is {model.family}"
     if method == "adapter-v1" and model.q_dim != model.hidden:
         return (
-            f"adapter-v1: PEFT 0.18's prompts need heads * head_dim = hidden, and {model.name} has "
+            f"adapter-v1: PEFT's prompts need heads * head_dim = hidden, and {model.name} has "
             f"{model.heads} * {model.head_dim} and {model.hidden}"
         )
     if method == "adapter-v1" and model.o_bias:
-        return f"adapter-v1: PEFT 0.18 adds the bias of attention's output twice, which {model.name} has"
+        return f"adapter-v1: PEFT adds the bias of attention's output twice, which {model.name} has"
     return None
 
 

@@ -123,10 +123,10 @@ def _plans(job: Job, target: Target, goals: Goals, top: int, evidence: Evidence)
 def _with_complete_example(
     error: UserError, job: Job, target: Target, goals: Goals, evidence: Evidence
 ) -> UserError:
-    """Replace the example of a job that does not fit by what the first suggestion leads to.
+    """Replace the example plan of a job that does not fit by the plan of the first suggested command.
 
-    The example was planned with the method and engine of one failure; the suggestion leaves them open. An
-    example that misses a goal is kept.
+    The example was planned with the method and engine of one failure; the suggested command leaves them open.
+    An example that misses a goal is kept.
     """
     if not isinstance(error, CannotFit):
         return error

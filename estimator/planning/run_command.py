@@ -36,7 +36,7 @@ def run_command(
     namespace: str | None = None,
     hardware_file: Path | None = None,
 ) -> str:
-    """Return the shell command that launches this plan, or a comment line if no engine supports it.
+    """Return the shell command that launches this plan, or a sentence with the reason if no engine runs it.
 
     ``model``: as named by the user; ``cluster``: for tolerations of its taints, None if none are needed;
     ``namespace`` and ``hardware_file``: if set by the user.

@@ -209,7 +209,7 @@ def speed(
         count = launches.of_step(setup, load.layers)
         slowest, fastest = count * launches.SLOWEST_LAUNCH, max(fastest, count * launches.FASTEST_LAUNCH)
     if generated is not None:
-        basis += f"; answers are drawn at the middle of a range: {generated.basis}"
+        basis += f"; generation time: middle of its range, {generated.basis}"
     return Speed(
         tokens_per_second=rate,
         basis=basis,

@@ -134,6 +134,14 @@ def _leading_file(args: Sequence[str]) -> str:
     return args[0] if args and args[0].endswith((".yaml", ".yml")) else ""
 
 
+def _with_leading_file(options: Sequence[str], config: str) -> list[str]:
+    """Write ``--config CONFIG FILE.yaml`` as the leading file of ``finetune run`` and ``check``."""
+    index = _config_index(options, config)
+    if index is None or not _leading_file(options[index + 2 :]):
+        return list(options)
+    return [options[index + 2], *options[:index], *options[index + 3 :]]
+
+
 def check_leading_file(args: Sequence[str]) -> None:
     """Raise UserError if the first argument names a YAML file that does not exist."""
     file = _leading_file(args)
@@ -163,10 +171,14 @@ def config_file(args: Sequence[str], config: str) -> Path:
 
     Metaflow passes only the file's content to a config's parser.
     """
-    files = (
-        args[index + 2] for index in range(len(args) - 2) if args[index : index + 2] == ["--config", config]
-    )
-    return Path(next(files, ""))
+    index = _config_index(args, config)
+    return Path("" if index is None else args[index + 2])
+
+
+def _config_index(args: Sequence[str], config: str) -> int | None:
+    """Return the position of ``--config CONFIG PATH``, or None."""
+    positions = range(len(args) - 2)
+    return next((index for index in positions if args[index : index + 2] == ["--config", config]), None)
 
 
 def console_script(path: str | None = None) -> str:
@@ -185,7 +197,7 @@ def command_line(script: str, args: Sequence[str], program: str = "finetune") ->
     options, run_options = split_arguments(args)
     for command, run_flow in RUNS.items():
         if run_flow == name and run_options[:1] == ["run"]:
-            return join([program, command, *options, *run_options[1:]])
+            return join([program, command, *_with_leading_file(options, CONFIGS[command]), *run_options[1:]])
     return join([program, "flow", *([] if name == DEFAULT else [name]), *args])
 
 

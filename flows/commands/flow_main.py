@@ -6,11 +6,12 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from decorators._metaflow import main, run_parameters
+from decorators._metaflow import command_names, main, run_parameters
 from estimator import logs
 from estimator.errors import USER_ERROR_STATUS, UserError
+from estimator.names import did_you_mean
 from estimator.terminal import print
-from flows.commands.flow_commands import command_line, split_arguments
+from flows.commands.flow_commands import FLOWS, command_line, split_arguments
 from flows.commands.run_logs import recorded_launch
 from flows.commands.run_options import HELP, HELP_ALL, OF_METAFLOW
 
@@ -41,12 +42,25 @@ def run_flow(flow: type[Any], *, help_page: Callable[[str, bool], str], translat
 def _run_arguments(
     flow: type[Any], args: Sequence[str], help_page: Callable[[str, bool], str], translate: Translate
 ) -> list[str]:
-    """Translate the options of the command ``run``, or print its help and exit."""
+    """Translate the options of the command ``run``, or print its help and exit.
+
+    Raises UserError for an unknown command.
+    """
     options, run_options = split_arguments(args)
     if run_options[:1] != ["run"]:
+        if args and not args[0].startswith("-"):
+            _check_command(flow, args[0])
         return list(args)
     if HELP & set(run_options):
         print(help_page(command_line(sys.argv[0], ["run"]), HELP_ALL in run_options))
         raise SystemExit(0)
     parameters, switches = run_parameters(flow)
     return [*options, "run", *translate(run_options[1:], set(parameters), {*switches, *OF_METAFLOW})]
+
+
+def _check_command(flow: type[Any], name: str) -> None:
+    commands = command_names(flow)
+    if name not in commands:
+        help_command = command_line(sys.argv[0], ["--help"])
+        advice = did_you_mean(name, [*commands, *FLOWS]) or f"`{help_command}` lists the commands."
+        raise UserError(f"There is no flow or command {name}.", advice)

@@ -24,7 +24,7 @@ REJECTION_SUMMARY = "Draw several answers to each prompt, score them, and train 
 REJECTION_EXAMPLE = "finetune flow rejection run --score my_scores.py:short_answers --answers 8"
 REJECTION = {
     "--score SCORER": "Score function FILE.py:NAME, or a reward model (required)",
-    "--answers N": f"Answers drawn for each prompt [default: {default_of('rejection.answers')}]",
+    "--answers N": f"Answers sampled for each prompt [default: {default_of('rejection.answers')}]",
 }
 """Options of the rejection sampling flow, with their help."""
 CHECKS = {

@@ -53,11 +53,15 @@ def batch() -> list[Line]:
         except UserError as error:
             return _unavailable((*names, "step-functions"), error)
         if nodes > 1 and configured.metadata == "local":
-            detail.no("metadata", "local, which several nodes of Batch cannot share", _REMOTE_METADATA)
+            detail.no("metadata", "local metadata, which nodes of AWS Batch cannot share", _REMOTE_METADATA)
         lines += _lines(name, detail, local)
     role = Findings(where="Step Functions")
     if not configured.step_functions_role:
-        role.no("role", "METAFLOW_SFN_IAM_ROLE is not set", "METAFLOW_SFN_IAM_ROLE=ARN, of infra/aws")
+        role.no(
+            "role",
+            "METAFLOW_SFN_IAM_ROLE is not set",
+            "Set it to a role of infra/aws",
+        )
     obstacles = [line for line in lines if line.check == names[0] and line.state == "no"]
     for line in obstacles:
         role.no("batch", line.found, line.fix)
@@ -67,21 +71,24 @@ def batch() -> list[Line]:
 def slurm() -> list[Line]:
     """Check that srun is installed and Slurm's controller responds."""
     if shutil.which("srun") is None or shutil.which("scontrol") is None:
-        detail, fix = "srun and scontrol are not on PATH", "Run this on a login node; docs/slurm.md"
+        detail, fix = (
+            "srun and scontrol are not on PATH",
+            "Run this on a login node (docs/slurm.md)",
+        )
         return [Line(check="slurm", state="no", found=detail, fix=fix)]
-    fix = "scontrol ping; slurm.conf names the controller"
+    fix = "Check the controller that slurm.conf names with scontrol ping"
     try:
         done = subprocess.run(
             ["scontrol", "ping"], capture_output=True, text=True, timeout=SCONTROL_S, check=False
         )
     except subprocess.TimeoutExpired:
-        detail = f"its controller does not respond within {SCONTROL_S:g} s"
+        detail = f"the controller did not respond within {SCONTROL_S:g} s"
         return [Line(check="slurm", state="no", found=detail, fix=fix)]
     output = (done.stdout or done.stderr).strip().partition("\n")[0]
     if done.returncode != 0:
-        return [Line(check="slurm", state="no", found=output or "scontrol ping has failed", fix=fix)]
+        return [Line(check="slurm", state="no", found=output or "scontrol ping failed", fix=fix)]
     in_job = "SLURM_JOB_ID" in os.environ
-    return [Line(check="slurm", state="ok", found=f"{output}{' (in a job of it)' if in_job else ''}")]
+    return [Line(check="slurm", state="ok", found=f"{output}{' (inside a job)' if in_job else ''}")]
 
 
 def _request(backend: _metaflow.Backend, nodes: int) -> StepRequest:
@@ -96,7 +103,7 @@ def _local_datastore() -> list[tuple[str, str]]:
     """Return (problem, fix) if pods and jobs could not reach the datastore."""
     if _metaflow.configuration().datastore != "local":
         return []
-    return [("the datastore is local, which its nodes cannot reach", DATASTORES)]
+    return [("the datastore is local, which the nodes cannot reach", DATASTORES)]
 
 
 def _unavailable(names: tuple[str, ...], error: UserError) -> list[Line]:
@@ -104,7 +111,7 @@ def _unavailable(names: tuple[str, ...], error: UserError) -> list[Line]:
     first = Line(check=names[0], state="no", found=error.problem, fix=error.advice)
     return [
         first,
-        *(Line(check=name, state="no", found=f"as {names[0]}", fix=error.advice) for name in names[1:]),
+        *(Line(check=name, state="no", found=f"see {names[0]}") for name in names[1:]),
     ]
 
 

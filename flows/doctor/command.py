@@ -19,7 +19,7 @@ _MARKS = {"ok": ("ok", "green"), "unknown": ("?", "yellow"), "no": ("no", "red")
 
 def doctor(
     time_limit: Annotated[
-        float | None, typer.Option(min=1, help="Most seconds for each probe. [default: 20 to 120]")
+        float | None, typer.Option(min=1, help="Time limit of each probe in seconds. [default: 20 to 120]")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:

@@ -11,7 +11,7 @@ from flows.doctor.line import Line
 from flows.doctor.local import not_writable
 
 CONFIGURE = "metaflow configure"
-DATASTORES = "metaflow configure aws (or gcp, azure); show the settings: metaflow configure show"
+DATASTORES = "Run metaflow configure aws (or gcp, azure); metaflow configure show prints the settings"
 _KEY, _CONTENT = "probe", b"finetune doctor"
 _TIMEOUT_S = 5.0
 
@@ -24,7 +24,7 @@ def profile() -> list[Line]:
     if not file.exists():
         if name:
             found = f"METAFLOW_PROFILE={name}: there is no {file}"
-            fix = f"metaflow configure --profile {name} ..., or unset METAFLOW_PROFILE"
+            fix = f"Run metaflow configure --profile {name} ..., or unset METAFLOW_PROFILE"
             return [Line(check="profile", state="no", found=found, fix=fix)]
         return [Line(check="profile", state="ok", found=f"Metaflow's defaults: there is no {file}")]
     try:
@@ -32,7 +32,9 @@ def profile() -> list[Line]:
     except Exception as error:  # noqa: BLE001 - what it says of a broken one is JSON's, or anything
         message = f"{type(error).__name__}: {error}"
         return [
-            Line(check="profile", state="no", found=f"{file}: {message}", fix=f"{CONFIGURE} recreates it")
+            Line(
+                check="profile", state="no", found=f"{file}: {message}", fix=f"Run {CONFIGURE} to recreate it"
+            )
         ]
     return [Line(check="profile", state="ok", found=str(file))]
 
@@ -47,8 +49,8 @@ def datastore() -> list[Line]:
     configured = configuration()
     kind, root = configured.datastore, configured.root
     if root is None:
-        fix = f"Set METAFLOW_DATASTORE_SYSROOT_{kind.upper()}, or {CONFIGURE}"
-        return [Line(check="datastore", state="no", found=f"{kind} has no root", fix=fix)]
+        fix = f"Set METAFLOW_DATASTORE_SYSROOT_{kind.upper()}, or run {CONFIGURE}"
+        return [Line(check="datastore", state="no", found=f"{kind} without a root", fix=fix)]
     if kind == "local":
         return [_local(Path(root))]
     from decorators import MetaflowStorage
@@ -57,14 +59,14 @@ def datastore() -> list[Line]:
     storage = MetaflowStorage(configured_storage(), "finetune-doctor")
     if kind != "s3":  # Metaflow cannot delete files in other datastores
         storage.size(_KEY)
-        return [Line(check="datastore", state="ok", found=f"{root} responds; writing was not tried")]
+        return [Line(check="datastore", state="ok", found=f"{root} responds; writing was not tested")]
     try:
         storage.put_bytes(_KEY, _CONTENT)
         read_back = storage.get_bytes(_KEY)
         storage.delete([_KEY])
     except Exception as error:  # noqa: BLE001 - each datastore has its own error types
         message = getattr(error, "problem", None) or f"{type(error).__name__}: {error}"
-        advice = getattr(error, "advice", "") or "Look at its address, the login and its bucket policy"
+        advice = getattr(error, "advice", "") or "Check its address, the login and the bucket policy"
         return [Line(check="datastore", state="no", found=f"{root}: {message}", fix=advice)]
     if read_back != _CONTENT:
         return [
@@ -76,13 +78,13 @@ def datastore() -> list[Line]:
 def _local(root: Path) -> Line:
     why_not = not_writable(root)
     if why_not:
-        fix = "Work in another folder, or set METAFLOW_DATASTORE_SYSROOT_LOCAL to one that can be written"
+        fix = "Work in another folder, or set METAFLOW_DATASTORE_SYSROOT_LOCAL to a writable one"
         return Line(check="datastore", state="no", found=f"local, {root}: {why_not}", fix=fix)
     try:
         if root.exists():
             next(root.iterdir(), None)
     except OSError as error:
-        fix = "Give this user the right to read it"
+        fix = "Give this user read permission"
         return Line(check="datastore", state="no", found=f"local, {root}: {error.strerror}", fix=fix)
     return Line(check="datastore", state="ok", found=f"local, {root}: can be read and written")
 
@@ -96,16 +98,14 @@ def metadata() -> list[Line]:
         return [Line(check="metadata", state="ok", found=configured.metadata)]
     url = configured.service_url
     if not url:
-        found, fix = "service, but METAFLOW_SERVICE_URL is not set", CONFIGURE
+        found, fix = "service, but METAFLOW_SERVICE_URL is not set", f"Run {CONFIGURE}"
         return [Line(check="metadata", state="no", found=found, fix=fix)]
-    fix = (
-        "Look at METAFLOW_SERVICE_URL, the network and the VPN; METAFLOW_DEFAULT_METADATA=local does without"
-    )
+    fix = "Check METAFLOW_SERVICE_URL, network and VPN, or set METAFLOW_DEFAULT_METADATA=local"
     try:
         with urllib.request.urlopen(f"{url.rstrip('/')}/ping", timeout=_TIMEOUT_S) as response:  # noqa: S310
             response.read(1)
     except HTTPError as error:
-        found = f"service {url} responds with {error.code}"
+        found = f"service {url} responds with status {error.code}"
         return [Line(check="metadata", state="no", found=found, fix=fix)]
     except (URLError, OSError, ValueError) as error:
         message = getattr(error, "reason", error)

@@ -42,10 +42,10 @@ def _engine(name: str) -> Line:
                 import_module(module)
     except Exception as error:  # noqa: BLE001 - releases that do not go together fail in any way
         message = (str(error).strip() or type(error).__name__).splitlines()[0]
-        fix = f"pip install '{US}[{needs.extra}]'; docs/pins.md has the releases that go together"
+        fix = f"pip install '{US}[{needs.extra}]'; docs/pins.md lists compatible releases"
         return Line(check=name, state="no", found=f"import failed: {message}", fix=fix)
-    limitation = f", for task {tasks[0]} alone" if len(tasks) == 1 else ""
-    found = f"works: {_version(needs.distribution)} can be imported{limitation}"
+    limitation = f", for task {tasks[0]} only" if len(tasks) == 1 else ""
+    found = f"{_version(needs.distribution)} can be imported{limitation}"
     return Line(check=name, state="ok", found=found)
 
 

@@ -65,8 +65,8 @@ def _python() -> Line:
     return Line(
         check="Python",
         state="no",
-        found=f"{found}, required is {required}",
-        fix="Create an environment with that version",
+        found=f"{found}; required: {required}",
+        fix="Create an environment with a supported version",
     )
 
 
@@ -90,7 +90,7 @@ def _unmet(requirements: list[Requirement]) -> list[str]:
     for item in requirements:
         installed = versions[item.name]
         if installed is not None and not item.specifier.contains(installed, prereleases=True):
-            problems.append(f"{item.name} is {installed}, required is {item.specifier}")
+            problems.append(f"{item.name} {installed}; required: {item.specifier}")
     return problems
 
 

@@ -9,7 +9,10 @@ from typing import Any
 from checklist.checks.gpu import gpus_probe as nvml
 from flows.doctor.line import Line
 
-NO_GPU = "nvidia-smi has to list one; a container is started with `--gpus all`, a pod asks for nvidia.com/gpu"
+NO_GPU = (
+    "Install NVIDIA's driver until nvidia-smi lists the GPU; start containers with `--gpus all`; "
+    "request nvidia.com/gpu for pods"
+)
 CUDA_BUILD = "Install a CUDA build of torch: pip install --force-reinstall torch"
 
 
@@ -18,9 +21,9 @@ def gpus() -> list[Line]:
     gpu_state = nvml.list_gpus()
     if not gpu_state.names:
         if gpu_state.driver is not None:
-            found = f"driver {gpu_state.driver}, but no GPU that this process may use"
-            return [Line(check="GPU", state="no", found=found, fix="Look at CUDA_VISIBLE_DEVICES")]
-        found = "no NVIDIA GPU that a driver reports: small models train on CPUs, the others can be planned"
+            found = f"driver {gpu_state.driver}, but no GPU is visible to this process"
+            return [Line(check="GPU", state="no", found=found, fix="Check CUDA_VISIBLE_DEVICES")]
+        found = "the driver reports no NVIDIA GPU: small models train on CPUs, larger ones can be planned"
         return [Line(check="GPU", state="no", found=found, fix=NO_GPU)]
     counts = {name: gpu_state.names.count(name) for name in gpu_state.names}
     found = ", ".join(f"{count} x {name}" for name, count in counts.items())
@@ -30,8 +33,8 @@ def gpus() -> list[Line]:
         Line(check="driver", state="ok", found=str(gpu_state.driver)),
     ]
     if busy:
-        found += f"; other processes compute on {busy} of them"
-        lines[0] = Line(check="GPU", state="unknown", found=found, fix="nvidia-smi shows which")
+        found += f"; {busy} in use by other processes"
+        lines[0] = Line(check="GPU", state="unknown", found=found, fix="Run nvidia-smi to see which")
     return lines
 
 
@@ -44,17 +47,19 @@ def torch() -> list[Line]:
     gpu_state, build = nvml.list_gpus(), framework.version.cuda
     found = f"{framework.__version__}, built for {f'CUDA {build}' if build else 'CPUs'}"
     if not gpu_state.names:
-        nccl = Line(check="NCCL", state="unknown", found="not tried: no GPU (CPUs talk by gloo)", fix=NO_GPU)
+        nccl = Line(
+            check="NCCL", state="unknown", found="not tested: no GPU (CPUs communicate over gloo)", fix=NO_GPU
+        )
         return [Line(check="torch build", state="ok", found=found), nccl]
     if build is None:
         fix = CUDA_BUILD
         found += ": it cannot use the GPUs"
     elif not framework.cuda.is_available():
-        fix = "A newer driver, or torch for an older CUDA; `nvidia-smi` shows the driver's newest"
+        fix = "Install a newer driver, or torch for an older CUDA; `nvidia-smi` shows the driver's"
         found += f": it cannot use the GPUs with driver {gpu_state.driver}"
     else:
         return [Line(check="torch build", state="ok", found=found), _nccl(framework)]
-    nccl = Line(check="NCCL", state="unknown", found="not tried: torch has no GPU", fix=fix)
+    nccl = Line(check="NCCL", state="unknown", found="not tested: torch finds no GPU", fix=fix)
     return [Line(check="torch build", state="no", found=found, fix=fix), nccl]
 
 
@@ -63,7 +68,7 @@ def _nccl(framework: Any) -> Line:
     dist: Any = import_module("torch.distributed")
 
     if not dist.is_nccl_available():
-        return Line(check="NCCL", state="no", found="this build of torch has none", fix=CUDA_BUILD)
+        return Line(check="NCCL", state="no", found="this build of torch does not include it", fix=CUDA_BUILD)
     try:
         dist.init_process_group("nccl", rank=0, world_size=1, store=dist.HashStore())
         value = framework.ones(1, device="cuda")
@@ -74,4 +79,4 @@ def _nccl(framework: Any) -> Line:
         fix = "Show details with NCCL_DEBUG=INFO; test all GPUs with python -m checklist"
         return Line(check="NCCL", state="no", found=message, fix=fix)
     version = ".".join(map(str, framework.cuda.nccl.version()))
-    return Line(check="NCCL", state="ok", found=f"{version}, on one GPU; python -m checklist tries all")
+    return Line(check="NCCL", state="ok", found=f"{version}, on one GPU; python -m checklist tests all")

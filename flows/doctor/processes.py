@@ -59,7 +59,7 @@ def _lines(probe: Probe, limit_s: float, stop: threading.Event) -> list[Line]:
             fix = "Check disk, network and login, or increase --time-limit."
             return [Line(check=check, state="unknown", found=found, fix=fix) for check in checks]
         output = log.read_text(errors="replace").strip().splitlines()
-        ending = f"its process ended with status {process.returncode}"
+        ending = f"the probe ended with status {process.returncode}"
         found = ": ".join([ending, *output[-1:]])
         return [Line(check=check, state="no", found=found) for check in checks]
 

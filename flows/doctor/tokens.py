@@ -15,9 +15,9 @@ _WANDB_HOST = "api.wandb.ai"  # host name under which `wandb login` stores its k
 def tokens() -> list[Line]:
     """Return one line per token: set, with its source, or not set."""
     return [
-        _line("HF_TOKEN", "set" if hub_token() else "", "export HF_TOKEN=..., for gated and private models"),
-        _line("AWS credentials", _aws(), "aws configure, or aws sso login; for S3 and AWS Batch"),
-        _line("WANDB_API_KEY", _wandb(), "wandb login, or export WANDB_API_KEY=...; for --tracker wandb"),
+        _line("HF_TOKEN", "set" if hub_token() else "", "Set HF_TOKEN to use gated and private models"),
+        _line("AWS credentials", _aws(), "Run aws configure or aws sso login to use S3 and AWS Batch"),
+        _line("WANDB_API_KEY", _wandb(), "Run wandb login or set WANDB_API_KEY to use --tracker wandb"),
     ]
 
 

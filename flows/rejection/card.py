@@ -31,7 +31,7 @@ def draw_answers(
         )
     ]
     return [
-        Text(markdown="## Answers drawn"),
+        Text(markdown="## Sampled answers"),
         Grid(headers=("", ""), rows=tuple(facts)),
         Text(markdown="### The first prompts"),
         Grid(headers=("", ""), rows=tuple(rows)),

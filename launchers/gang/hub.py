@@ -120,9 +120,8 @@ class Hub(Control):
             if all_stopped and all(stopped.all for stopped in self._stopped.values()):
                 self._final_step = farthest
             elif time.monotonic() - self._first_stopped > self._timeouts.settle:
-                self._final_step = (
-                    farthest + 1
-                )  # no rank can have finished that step (launchers.gang.leaving)
+                # no rank can have finished that step (launchers.gang.leaving)
+                self._final_step = farthest + 1
             last = self._final_step
         if last is not None:
             self._server.send(FinalStep(step=last))

@@ -90,6 +90,43 @@ def run_node(
         _Node(job, address, on_event, checkpoints, engine, timeouts, control, grace).run()
 
 
+class _OutcomeReport:
+    """Reports to node 0 that this node has finished, or that an upload failed; each at most once."""
+
+    def __init__(
+        self,
+        ranks: LocalRanks,
+        uploads: Uploads,
+        control: Control,
+        timeouts: Timeouts,
+        task_failure: Callable[[BaseException], Failure],
+    ) -> None:
+        self._ranks = ranks
+        self._uploads = uploads
+        self._control = control
+        self._timeouts = timeouts
+        self._task_failure = task_failure
+        self._trained_at: float | None = None
+        self._done_sent = self._failure_sent = False
+
+    def poll(self) -> None:
+        """Report what is due. Raises UserError if the last checkpoint takes too long to upload."""
+        if self._uploads.error is not None and not self._failure_sent:
+            self._failure_sent = True
+            self._control.report(Failed(failure=self._task_failure(self._uploads.error)))
+        if self._done_sent or self._failure_sent or not self._ranks.finished():
+            return
+        self._trained_at = self._trained_at or time.monotonic()
+        if self._uploads.idle and self._control.peers_done():
+            self._done_sent = True
+            self._control.report(Done())
+        elif not self._uploads.idle and time.monotonic() - self._trained_at > self._timeouts.upload:
+            raise UserError(
+                f"The last checkpoint could not be stored within {self._timeouts.upload:g} s.",
+                "Check the network to the datastore, or write fewer checkpoints.",
+            )
+
+
 class _Node:
     def __init__(
         self,
@@ -153,40 +190,31 @@ class _Node:
             return Verdict(error.failure)
         self._agent = self._start_agent(job_file, port)
         ranks = LocalRanks(self._job, self._address.node, self._marker, self._agent, self._timeouts)
-        trained_at: float | None = None
-        done_sent = upload_failure_sent = False
         departure = Departure(self._job, self._address.node, ranks.ranks, self._control, uploads, self._grace)
+        outcome = _OutcomeReport(ranks, uploads, self._control, self._timeouts, self._task_failure)
         with processes.signals_wait() as signals:
             while True:
                 departure.poll(signals)
-                events = list(self._follower.poll())
-                for event in events:
-                    ranks.add(event)
-                    self._on_event(event)
-                    departure.possible = departure.possible or isinstance(event, Step)
-                self._report_paces(events)
+                self._forward_events(ranks, departure)
                 for failure in ranks.failures():
                     self._control.report(Failed(failure=failure))
                 uploads.poll()
-                if uploads.error is not None and not upload_failure_sent:
-                    upload_failure_sent = True
-                    self._control.report(Failed(failure=self._task_failure(uploads.error)))
-                if not done_sent and not upload_failure_sent and ranks.finished():
-                    trained_at = trained_at or time.monotonic()
-                    if uploads.idle and self._control.peers_done():
-                        done_sent = True
-                        self._control.report(Done())
-                    elif not uploads.idle and time.monotonic() - trained_at > self._timeouts.upload:
-                        raise UserError(
-                            f"The last checkpoint could not be stored within {self._timeouts.upload:g} s.",
-                            "Check the network to the datastore, or write fewer checkpoints.",
-                        )
+                outcome.poll()
                 verdict = self._control.verdict()
                 if verdict is not None:
                     return verdict
                 if processes.lost_parent(self._parent):
                     raise SystemExit(PARENT_GONE)
                 time.sleep(self._timeouts.poll)
+
+    def _forward_events(self, ranks: LocalRanks, departure: Departure) -> None:
+        """Pass on new events of the ranks. After the first step the node may leave with a checkpoint."""
+        events = list(self._follower.poll())
+        for event in events:
+            ranks.add(event)
+            self._on_event(event)
+            departure.possible = departure.possible or isinstance(event, Step)
+        self._report_paces(events)
 
     def _report_paces(self, events: Sequence[Event]) -> None:
         """Send this node's step timings to node 0; on node 0, emit the timings of all nodes as events."""

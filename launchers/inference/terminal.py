@@ -139,4 +139,6 @@ def _stream(conversation: Conversation, message: str, images: Sequence[bytes]) -
 
     reply = conversation.ask(message, write, images=images)
     write("\n")
+    if not reply.text.strip():
+        _note("(empty answer)")
     return reply

@@ -140,10 +140,11 @@ class Client:
 
     def artifacts(self, flow: str = "FinetuneFlow") -> dict[str, Any]:
         """All artifacts of finished tasks by name; those of later steps override earlier ones."""
-        stored_artifacts: dict[str, Any] = pickle.loads(self.ask(READ_ARTIFACTS, f"{flow}/{self.run_id}"))  # noqa: S301
+        pickled = self.run_client(READ_ARTIFACTS, f"{flow}/{self.run_id}")
+        stored_artifacts: dict[str, Any] = pickle.loads(pickled)  # noqa: S301
         return stored_artifacts
 
-    def ask(self, program: str, *arguments: str) -> bytes:
+    def run_client(self, program: str, *arguments: str) -> bytes:
         """Run a program that uses the Metaflow client as the launching user; return its output."""
         command = [sys.executable, "-c", program, *arguments]
         process = self.lab.hub.popen(command, self.environment, cwd=self.home, stdout=subprocess.PIPE)

@@ -94,7 +94,7 @@ def interrupted(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Interrupt
         lost.lose_machine(node)
         run.wait_for(lambda number=number: f"Disruption {number} of at most 20" in run.log, END_S)
     run.wait_for(lambda: re.search(r"/train_nodes/\S+ .*Task finished successfully", run.log), LIMIT_S)
-    outcome = pickle.loads(run.ask(READ_OUTCOME, f"FinetuneFlow/{run.run_id}"))  # noqa: S301
+    outcome = pickle.loads(run.run_client(READ_OUTCOME, f"FinetuneFlow/{run.run_id}"))  # noqa: S301
     artifacts = run.artifacts()
     run.process.send_signal(signal.SIGTERM)
     assert run.end(END_S) != 0

@@ -63,7 +63,7 @@ def test_a_run_on_two_containers_resumes_after_one_is_lost_and_is_evaluated(lab:
     assert "Traceback" not in run.log
     check_training_job(first, plan)
     assert [len(each.nodes) for each in run.jobs("evaluate")] == [1]
-    cards = json.loads(run.ask(READ_CARDS, f"FinetuneFlow/{run.run_id}"))
+    cards = json.loads(run.run_client(READ_CARDS, f"FinetuneFlow/{run.run_id}"))
     steps = sorted(name.partition("/")[0] for name in cards)
     assert steps == ["evaluate", "train_nodes", "train_nodes"]
     assert all("Card render failed" not in page and len(page) > 100_000 for page in cards.values())
@@ -79,5 +79,5 @@ def test_the_checklist_measures_two_containers_and_judges_them(lab: Lab, tmp_pat
     assert artifacts["result"]["verdict"] in ("PASS", "WARN"), run.log
     assert code == 0, run.log
     assert (len(artifacts["healthy_nodes"]), artifacts["bad_nodes"]) == (2, [])
-    cards = json.loads(run.ask(READ_CARDS, f"ChecklistFlow/{run.run_id}"))
+    cards = json.loads(run.run_client(READ_CARDS, f"ChecklistFlow/{run.run_id}"))
     assert [name.partition("/")[0] for name in cards] == ["verdict"]

@@ -29,7 +29,7 @@ class Cluster:
     path: Callable[[int, int], float] | None = None
     """GB/s from one node to another where all are well; None: ``speed`` everywhere."""
 
-    def truth(self, src: int, dst: int) -> float:
+    def true_rate(self, src: int, dst: int) -> float:
         share = min(self.transmit.get(src, 1.0), self.receive.get(dst, 1.0), self.links.get((src, dst), 1.0))
         return (self.path(src, dst) if self.path else self.speed) * share
 
@@ -37,7 +37,7 @@ class Cluster:
         if (src, dst) in self.cut:
             error = "no connection"
             return Pair(src=src, dst=dst, round=number, gbytes_per_s=None, error=error, alone=alone)
-        value = self.truth(src, dst) * share
+        value = self.true_rate(src, dst) * share
         if not self.rails:
             return Pair(src=src, dst=dst, round=number, gbytes_per_s=value, alone=alone)
         shares = [min(self.rails.get((node, rail), 1.0) for node in (src, dst)) for rail in range(8)]

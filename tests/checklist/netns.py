@@ -99,7 +99,7 @@ class Job:
         return (self.keep / f"host{host}.txt").read_text()
 
 
-class Bed:
+class BridgedHosts:
     """Hosts on a bridge. Host i has the name ``h<i>`` and the address 10.77.0.(10 + i).
 
     ``ipv6``: the address is fd77::(10 + i) instead. ``dual``: both; names resolve to the IPv4 address.
@@ -127,13 +127,13 @@ class Bed:
             raise
 
     def _add(self, host: int, rate: str) -> None:
-        name, wire = self.name(host), self.wire(host)
+        name, bridge_port = self.name(host), self.bridge_port(host)
         loopback = "::1" if self._ipv6 else "127.0.0.1"
         host_names = "".join(f"{self.address(other)} h{other}\n" for other in range(self.hosts))
         self.names(host, f"{loopback} localhost\n{host_names}")
         do("ip", "netns", "add", name)
-        do("ip", "link", "add", wire, "type", "veth", "peer", "name", "eth0", "netns", name)
-        do("ip", "link", "set", wire, "master", self._bridge, "up")
+        do("ip", "link", "add", bridge_port, "type", "veth", "peer", "name", "eth0", "netns", name)
+        do("ip", "link", "set", bridge_port, "master", self._bridge, "up")
         do("ip", "-n", name, "link", "set", "lo", "up")
         if self._ipv6 or self._dual:  # nodad: no second's wait for who else has it
             do("ip", "-n", name, "addr", "add", f"{self.ipv6_address(host)}/64", "dev", "eth0", "nodad")
@@ -152,7 +152,7 @@ class Bed:
     def ipv6_address(self, host: int) -> str:
         return f"fd77::{10 + host:x}"
 
-    def wire(self, host: int) -> str:
+    def bridge_port(self, host: int) -> str:
         """Return the name of a host's end on the bridge."""
         return f"ckv{self._id}{host}"
 
@@ -178,7 +178,7 @@ class Bed:
         if sends:
             self.on(host, "tc", "qdisc", "replace", "dev", "eth0", "root", "tbf", "rate", rate, *_BURST)
         if receives:
-            do("tc", "qdisc", "replace", "dev", self.wire(host), "root", "tbf", "rate", rate, *_BURST)
+            do("tc", "qdisc", "replace", "dev", self.bridge_port(host), "root", "tbf", "rate", rate, *_BURST)
 
     def slow_link(self, a: int, b: int, rate: str, peers: str = RATE) -> None:
         """Limit the rate between two hosts only."""
@@ -211,7 +211,7 @@ class Bed:
         """Drop TCP over IPv6 to a host."""
         self.on(host, "ip6tables", "-A", "INPUT", "-i", "eth0", "-p", "tcp", "-j", "DROP")
 
-    def cut_at_first(self, src: int, dst: int, packets: int = 2) -> None:
+    def drop_first_packets(self, src: int, dst: int, packets: int = 2) -> None:
         """Drop the first packets of connections from one host to another."""
         asks = ("-p", "tcp", "--syn", "-d", self.address(dst))
         limit_options = ("-m", "quota", "--quota", str(packets * _SYN_BYTES))
@@ -223,7 +223,7 @@ class Bed:
         random = ("-m", "statistic", "--mode", "random", "--probability", str(share))
         self.on(into, "iptables", "-A", "INPUT", "-p", "tcp", *chosen, *random, "-j", "DROP")
 
-    def black_hole(self, a: int, b: int, largest: int = 1200) -> None:
+    def drop_large_packets(self, a: int, b: int, largest: int = 1200) -> None:
         """Drop large packets between two hosts, like a path whose MTU is smaller than that of both ends."""
         for src, dst in ((a, b), (b, a)):
             long = ("-m", "length", "--length", f"{largest}:")
@@ -231,9 +231,9 @@ class Bed:
 
     def flap(self, host: int, up_s: float, down_s: float) -> None:
         """Take the carrier of a host away and restore it, repeatedly."""
-        wire = self.wire(host)
-        turn = f"ip link set {wire} down && sleep {down_s} && ip link set {wire} up && sleep {up_s}"
-        self._flapping.append(subprocess.Popen(["sh", "-c", f"sleep {up_s}; while {turn}; do :; done"]))
+        end = self.bridge_port(host)
+        command = f"ip link set {end} down && sleep {down_s} && ip link set {end} up && sleep {up_s}"
+        self._flapping.append(subprocess.Popen(["sh", "-c", f"sleep {up_s}; while {command}; do :; done"]))
 
     def divide(self, at: int, rate: str) -> None:
         """Move hosts from number ``at`` on to a second switch with an uplink of that rate."""
@@ -245,7 +245,7 @@ class Bed:
             do("ip", "link", "set", end, "master", bridge, "up")
             do("tc", "qdisc", "replace", "dev", end, "root", "tbf", "rate", rate, *_BURST)
         for host in range(at, self.hosts):
-            do("ip", "link", "set", self.wire(host), "master", self._second_bridge)
+            do("ip", "link", "set", self.bridge_port(host), "master", self._second_bridge)
 
     def other_nic(self, host: int, name: str = "mgmt0") -> None:
         """Add an interface with an address that no other host can reach."""
@@ -372,7 +372,9 @@ class Bed:
         for group in (group for groups in self._cgroups.values() for group in groups):
             with contextlib.suppress(OSError):
                 group.rmdir()
-        commands: list[Sequence[str]] = [("ip", "link", "del", self.wire(host)) for host in range(self.hosts)]
+        commands: list[Sequence[str]] = [
+            ("ip", "link", "del", self.bridge_port(host)) for host in range(self.hosts)
+        ]
         commands += [("ip", "netns", "del", self.name(host)) for host in range(self.hosts)]
         commands += [("ip", "link", "del", f"cku{self._id}a")]
         commands += [("ip", "link", "del", bridge) for bridge in (self._bridge, self._second_bridge)]
@@ -384,7 +386,9 @@ class Bed:
 
 
 @contextlib.contextmanager
-def bed(hosts: int, rate: str = RATE, *, ipv6: bool = False, dual: bool = False) -> Iterator[Bed]:
+def bridged_hosts(
+    hosts: int, rate: str = RATE, *, ipv6: bool = False, dual: bool = False
+) -> Iterator[BridgedHosts]:
     """Make hosts for the duration of a block."""
-    with contextlib.closing(Bed(hosts, rate, ipv6=ipv6, dual=dual)) as network:
+    with contextlib.closing(BridgedHosts(hosts, rate, ipv6=ipv6, dual=dual)) as network:
         yield network

@@ -246,7 +246,7 @@ def with_pairs(run: Measurements, cluster: Cluster, *, again: bool = True) -> Me
     return dataclasses.replace(run, pairs=pairs)
 
 
-def spoil(run: Measurements, rank: int, **changes: Any) -> Measurements:
+def with_facts(run: Measurements, rank: int, **changes: Any) -> Measurements:
     """Return the run with the facts of one rank changed."""
     reported = tuple(
         dataclasses.replace(fact, **changes) if fact.rank == rank else fact for fact in run.facts
@@ -287,7 +287,7 @@ def with_share(
     return dataclasses.replace(run, locals=figures)
 
 
-def past_of(result: Result, runs: int = 3, **changes: Any) -> list[Record]:
+def records_of_runs(result: Result, runs: int = 3, **changes: Any) -> list[Record]:
     """Return the records of a result as if it had been repeated."""
     return [
         dataclasses.replace(record, unix=record.unix + number, **changes)

@@ -34,18 +34,18 @@ def open_nodes(*runs: Result) -> list[tuple[str, ...]]:
 
 
 @pytest.fixture(params=["file", "folder"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+def history_path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     if request.param == "file":
         return tmp_path / "history.jsonl"
     (tmp_path / "history").mkdir()
     return tmp_path / "history"
 
 
-def test_a_run_is_judged_by_the_measurements_of_earlier_runs(place: Path) -> None:
-    past_runs.check_writable(place)
+def test_a_run_is_judged_by_the_measurements_of_earlier_runs(history_path: Path) -> None:
+    past_runs.check_writable(history_path)
     for day in range(4):
-        past_runs.append(healthy(at=1_000.0 + day), place)
-    past = past_runs.read(place)
+        past_runs.append(healthy(at=1_000.0 + day), history_path)
+    past = past_runs.read(history_path)
 
     assert past.problems == ()
     assert {item.unix for item in past.records} == {1_060.0 + day for day in range(4)}
@@ -91,35 +91,44 @@ def test_a_run_stored_twice_counts_once(tmp_path: Path) -> None:
     assert len(past_runs.read(tmp_path).records) == len(result_made.records)
 
 
-def test_runs_of_another_schema_version_are_reported_in_one_line_and_left_unchanged(place: Path) -> None:
+def test_runs_of_another_schema_version_are_reported_in_one_line_and_left_unchanged(
+    history_path: Path,
+) -> None:
     for at in (1_000.0, 2_000.0):
-        past_runs.append(healthy(at=at), place)
-    for file in [place] if place.is_file() else sorted(place.iterdir()):
+        past_runs.append(healthy(at=at), history_path)
+    for file in [history_path] if history_path.is_file() else sorted(history_path.iterdir()):
         text = file.read_text()
         begins = re.compile(r'^(\{\s*"version": )\d', re.MULTILINE)
         file.write_text(begins.sub(r"\g<1>7", text))
 
-    past_runs.check_writable(place)
-    past_runs.append(healthy(at=3_000.0), place)
-    history = past_runs.read(place)
+    past_runs.check_writable(history_path)
+    past_runs.append(healthy(at=3_000.0), history_path)
+    history = past_runs.read(history_path)
 
     (line,) = history.problems
-    assert line.startswith(f"2 earlier runs of {place} cannot be used, and may contain an open failure.")
-    ours = past_runs.SCHEMA_VERSION if place.is_file() else result.SCHEMA_VERSION  # a line, or a whole result
+    assert line.startswith(
+        f"2 earlier runs of {history_path} cannot be used, and may contain an open failure."
+    )
+    ours = (
+        past_runs.SCHEMA_VERSION if history_path.is_file() else result.SCHEMA_VERSION
+    )  # a line, or a whole result
     assert f"has schema version 7; this program reads {ours}." in line
     assert {item.unix for item in history.records} == {3_060.0}
-    assert len(place.read_text().splitlines() if place.is_file() else list(place.iterdir())) == 3
+    assert (
+        len(history_path.read_text().splitlines() if history_path.is_file() else list(history_path.iterdir()))
+        == 3
+    )
 
 
 def test_an_incomplete_line_of_a_killed_writer_is_reported_and_the_next_run_starts_a_new_line(
     tmp_path: Path,
 ) -> None:
-    place = tmp_path / "history.jsonl"
-    past_runs.append(healthy(), place)
-    place.write_text(place.read_text() + '{"version": 1, "finished_un')
-    past_runs.check_writable(place)
-    past_runs.append(healthy(at=2_000.0), place)
-    history = past_runs.read(place)
+    history_path = tmp_path / "history.jsonl"
+    past_runs.append(healthy(), history_path)
+    history_path.write_text(history_path.read_text() + '{"version": 1, "finished_un')
+    past_runs.check_writable(history_path)
+    past_runs.append(healthy(at=2_000.0), history_path)
+    history = past_runs.read(history_path)
     assert {item.unix for item in history.records} == {1_060.0, 2_060.0}
     assert [line.partition(". ")[2] for line in history.problems] == [
         "It is not JSON: its writer was killed, or it was edited."
@@ -128,11 +137,11 @@ def test_an_incomplete_line_of_a_killed_writer_is_reported_and_the_next_run_star
 
 @pytest.mark.parametrize("text", ["# Notes\n", "{\n}\n", "[1]\n"])
 def test_a_file_that_is_not_a_history_is_refused_and_left_unchanged(tmp_path: Path, text: str) -> None:
-    place = tmp_path / "notes"
-    place.write_text(text)
+    history_path = tmp_path / "notes"
+    history_path.write_text(text)
     with pytest.raises(UserError, match="is no history of the checklist"):
-        past_runs.check_writable(place)
-    assert place.read_text() == text
+        past_runs.check_writable(history_path)
+    assert history_path.read_text() == text
 
 
 def test_an_unwritable_history_path_is_refused() -> None:
@@ -142,20 +151,20 @@ def test_an_unwritable_history_path_is_refused() -> None:
         past_runs.append(healthy(), Path("/dev/full"))
 
 
-def _add(place: str, first: int) -> None:
+def _add(history_path: str, first: int) -> None:
     for number in range(5):
-        past_runs.append(healthy(2, at=float(first + number)), Path(place))
+        past_runs.append(healthy(2, at=float(first + number)), Path(history_path))
 
 
 @pytest.mark.slow
 def test_runs_that_end_at_the_same_time_are_all_stored(tmp_path: Path) -> None:
-    place = tmp_path / "history.jsonl"
+    history_path = tmp_path / "history.jsonl"
     context = multiprocessing.get_context("spawn")
-    writers = [context.Process(target=_add, args=(str(place), n * 100)) for n in range(3)]
+    writers = [context.Process(target=_add, args=(str(history_path), n * 100)) for n in range(3)]
     for writer in writers:
         writer.start()
     for writer in writers:
         writer.join(60)
-    history = past_runs.read(place)
+    history = past_runs.read(history_path)
     assert history.problems == ()
     assert len({item.unix for item in history.records}) == 15

@@ -10,7 +10,7 @@ from checklist import reference, result
 from checklist.options import Options
 from checklist.verdict import judge
 from estimator.errors import UserError
-from tests.checklist.runs import SETTINGS, all_with, gpu_run, spoil
+from tests.checklist.runs import SETTINGS, all_with, gpu_run, with_facts
 
 OTHER = {**SETTINGS, "CPU governor": "powersave"}
 
@@ -18,7 +18,7 @@ OTHER = {**SETTINGS, "CPU governor": "powersave"}
 def write_result(folder: Path, nodes: int = 4, odd: int = 0) -> Path:
     """Write a result in which one node has different settings."""
     file = folder / "result.json"
-    result.write(judge(spoil(gpu_run(nodes), 8 * odd, settings=OTHER)), file)
+    result.write(judge(with_facts(gpu_run(nodes), 8 * odd, settings=OTHER)), file)
     return file
 
 

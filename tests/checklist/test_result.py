@@ -17,7 +17,7 @@ from checklist import measurements, result
 from checklist.verdict import judge
 from estimator.errors import UserError
 from tests.checklist.clusters import Cluster
-from tests.checklist.runs import cpu_run, gpu_run, past_of, spoil, with_pairs
+from tests.checklist.runs import cpu_run, gpu_run, records_of_runs, with_facts, with_pairs
 
 
 @functools.cache
@@ -29,11 +29,11 @@ def results() -> dict[str, result.Result]:
         "healthy": judge(gpu_run()),
         "sick": sick,
         "still open": judge(cpu_run(4), open_failures=sick.open_failures()),
-        "with a past": judge(gpu_run(), history=past_of(judge(gpu_run()))),
+        "with a past": judge(gpu_run(), history=records_of_runs(judge(gpu_run()))),
         "nothing measured": judge(
             dataclasses.replace(cpu_run(), facts=(), pairs=(), probes=(), collectives=())
         ),
-        "an odd host": judge(spoil(gpu_run(), 0, nic="lo", zone=None)),
+        "an odd host": judge(with_facts(gpu_run(), 0, nic="lo", zone=None)),
     }
 
 

@@ -10,7 +10,7 @@ from checklist.run.pairing import pairs
 from checklist.suspects import PARTNERS, first_pairs
 from checklist.verdict import judge
 from tests.checklist.clusters import Cluster
-from tests.checklist.run.sessions import Answered
+from tests.checklist.run.sessions import ScriptedSession
 from tests.checklist.runs import gpu_run, with_pairs
 
 
@@ -43,7 +43,7 @@ def test_a_suspect_is_measured_alone_before_all_other_pairs() -> None:
     def answer(request_name: str, rank: int, reported: Mapping[str, Any]) -> Any:
         return 4000 if request_name == "listen" else {"seconds": [0.1] * 5, "bytes": 10**9, "error": None}
 
-    run = Answered(3, answer, suspects=("host-2",))
+    run = ScriptedSession(3, answer, suspects=("host-2",))
     assert pairs(run) is None
     first, later = run.results.pairs[:4], run.results.pairs[4:]
     assert [(pair.src, pair.dst) for pair in first] == [(2, 0), (0, 2), (2, 1), (1, 2)]

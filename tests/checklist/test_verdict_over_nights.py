@@ -13,7 +13,7 @@ from checklist.measurements import Measurements
 from checklist.result import Result
 from checklist.verdict import judge
 from tests.checklist.clusters import Cluster
-from tests.checklist.runs import gpu_run, spoil, verdict_of, with_pairs, with_share
+from tests.checklist.runs import gpu_run, verdict_of, with_facts, with_pairs, with_share
 
 NIGHTS = 30
 
@@ -45,7 +45,7 @@ def nights(
 
     def change(night: int) -> Measurements:
         run = with_share(gpu_run(), share(night))
-        return spoil(run, 8, clock_offset_s=30.0) if late_clock else run
+        return with_facts(run, 8, clock_offset_s=30.0) if late_clock else run
 
     return nights_of(place, change, NIGHTS, accept)
 

@@ -72,7 +72,7 @@ def test_any_plan_survives_json_both_ways(made: Plan) -> None:
 
 
 def test_a_plan_of_another_schema_is_refused() -> None:
-    made = plan(Job(model=find("llama-8b"), method="lora"), Target(kind="kubernetes"))
-    other = replace(made, schema=SCHEMA_VERSION - 1)
+    chosen = plan(Job(model=find("llama-8b"), method="lora"), Target(kind="kubernetes"))
+    other = replace(chosen, schema=SCHEMA_VERSION - 1)
     with pytest.raises(ValueError, match=f"schema {SCHEMA_VERSION - 1}; this version reads {SCHEMA_VERSION}"):
         Plan.from_json(other.to_json())

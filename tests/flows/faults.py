@@ -122,7 +122,7 @@ class Flow:
     def losses(self) -> list[tuple[int, float]]:
         return [(row["step"], row["loss"]) for row in self.outcome()["metrics"]]
 
-    def went_on_from(self) -> list[int]:
+    def resumed_steps(self) -> list[int]:
         """Return for each attempt the step of the checkpoint from which it resumed, or 0."""
         attempts = self.log.partition("/train")[2].split("Task is starting (retry)")
         steps_found = [re.search(r"from the checkpoint of step (\d+)", attempt) for attempt in attempts]
@@ -165,7 +165,7 @@ class Flow:
 
     def wait_until(self, moment: Moment, rank: int = 0) -> None:
         """Wait for a moment of the current or next attempt."""
-        node = self._all_there()[rank]
+        node = self._wait_for_nodes()[rank]
         start = self.committed()
         if moment == "in the middle":
             self.wait_for(lambda: self.committed() > start and node.step() % EVERY)
@@ -173,7 +173,7 @@ class Flow:
             self.wait_for(self.committed)
             self.wait_for(lambda: node.writes_checkpoint(rank), pause=0.001)
 
-    def _all_there(self) -> list[Node]:
+    def _wait_for_nodes(self) -> list[Node]:
         matches: list[Node] = []
 
         def all_exist() -> bool:
@@ -207,7 +207,7 @@ class Flow:
 
     def kill(self, who: Who, moment: Moment, rank: int = 0, within: float = 180) -> Ended:
         """Send kill -9 at a moment, then wait until the attempt (or run) has ended."""
-        self._all_there()
+        self._wait_for_nodes()
         pid = self.pid_of(who, rank)
         doomed = [*self._belonging()]  # looked up first: it takes longer than a checkpoint
         self.wait_until(moment, rank)

@@ -112,10 +112,10 @@ def test_a_failure_stays_open_until_the_same_check_passes(later: FlowRun) -> Non
 
 @pytest.mark.slow
 def test_a_node_with_a_killed_process_is_named_and_the_run_has_a_verdict(tmp_path: Path) -> None:
-    def hurt(_: subprocess.Popen[str]) -> None:
+    def inject_fault(_: subprocess.Popen[str]) -> None:
         os.kill(_node_agent_pid(tmp_path, node=1), signal.SIGKILL)
 
-    run = _flow(tmp_path, "run", "--op-timeout", "20", hurt=hurt)
+    run = _flow(tmp_path, "run", "--op-timeout", "20", inject_fault=inject_fault)
     assert run.returncode != 0
     result = run.artifacts("ChecklistFlow")["result"]
     assert result["verdict"] == "FAIL", run.output
@@ -129,11 +129,11 @@ def test_a_node_with_a_killed_process_is_named_and_the_run_has_a_verdict(tmp_pat
 def test_a_lost_step_is_judged_by_the_stored_measurements_of_its_nodes(tmp_path: Path) -> None:
     stored_measurements: list[Path] = []
 
-    def hurt(_: subprocess.Popen[str]) -> None:
+    def inject_fault(_: subprocess.Popen[str]) -> None:
         stored_measurements.append(_until(lambda: next(tmp_path.glob(f"{KEPT}/measured.json"), None)))
         os.kill(psutil.Process(_node_agent_pid(tmp_path, node=0)).ppid(), signal.SIGKILL)
 
-    run = _flow(tmp_path, "run", hurt=hurt)
+    run = _flow(tmp_path, "run", inject_fault=inject_fault)
     assert run.returncode != 0
     result = run.artifacts("ChecklistFlow")["result"]
     assert result["verdict"] == "NO-VERDICT", run.output
@@ -152,7 +152,7 @@ def test_ctrl_c_ends_a_run_at_once_and_resume_finishes_it(tmp_path: Path) -> Non
         _node_agent_pid(tmp_path, node=0)
         os.killpg(process.pid, signal.SIGINT)
 
-    run = _flow(tmp_path, "run", "--only", "mesh,correctness,latency,bandwidth", hurt=interrupt)
+    run = _flow(tmp_path, "run", "--only", "mesh,correctness,latency,bandwidth", inject_fault=interrupt)
     assert run.returncode != 0
     assert "Workflow interrupted" in run.text
     assert "Traceback" not in run.output
@@ -176,12 +176,14 @@ def _node_agent_pid(home: Path, node: int) -> int:
     while time.monotonic() < deadline:
         reported = [Progress(file).read().operation for file in home.glob(f"work/*/*/rank{node}.progress")]
         if reported and reported[0] not in ("", "facts", "health", "clock"):
-            return next(process.pid for process in psutil.process_iter() if _looks_after(process, home, node))
+            return next(
+                process.pid for process in psutil.process_iter() if _is_node_agent(process, home, node)
+            )
         time.sleep(0.02)
     raise AssertionError("no node agent has started")
 
 
-def _looks_after(process: psutil.Process, home: Path, node: int) -> bool:
+def _is_node_agent(process: psutil.Process, home: Path, node: int) -> bool:
     try:
         process_environment = process.environ() if "checklist.run.local" in process.cmdline() else {}
     except (psutil.NoSuchProcess, psutil.AccessDenied):

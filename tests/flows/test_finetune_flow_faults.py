@@ -76,7 +76,7 @@ def test_retries_after_a_killed_rank_and_a_killed_node_give_the_same_losses(
     assert "rank 1 on" in run.log
     assert "was ended by SIGKILL (9)" in run.log
     assert "was stopped by the end of the process that started its task" in run.log
-    _, after_first, after_second = run.went_on_from()
+    _, after_first, after_second = run.resumed_steps()
     assert after_first >= first.committed > 0
     assert after_second >= second.committed > after_first
     if ranks == "small":
@@ -98,7 +98,7 @@ def test_resume_continues_after_a_killed_scheduler_ctrl_c_and_sigterm(flow: NewF
     for how in ("Ctrl-C", "SIGTERM"):
         run = flow("resume", "--origin-run-id", run.run_id, nodes=2, **site)
         run.wait_until("in the middle")
-        assert run.went_on_from()[0] >= ended.committed > 0, run.log
+        assert run.resumed_steps()[0] >= ended.committed > 0, run.log
         ended = run.stop(how)
         check_ended(run, ended)
         assert "Resume the run" in run.log, run.log
@@ -107,7 +107,7 @@ def test_resume_continues_after_a_killed_scheduler_ctrl_c_and_sigterm(flow: NewF
         assert "Traceback" not in run.log.partition("Card render failed")[0]
     run = flow("resume", "--origin-run-id", run.run_id, nodes=2, **site)
     assert run.end() == 0, run.log
-    assert run.went_on_from()[0] >= ended.committed > 0
+    assert run.resumed_steps()[0] >= ended.committed > 0
     assert run.losses() == SMALL_LOSSES
 
 
@@ -139,7 +139,7 @@ def test_the_loop_engine_resumes_after_a_killed_agent(flow: NewFlow) -> None:
     check_ended(run, ended)
     run.wait_for(lambda: "/evaluate/" in run.log)
     assert "the agent of node 1" in run.log
-    assert run.went_on_from()[1] >= ended.committed > 0
+    assert run.resumed_steps()[1] >= ended.committed > 0
     losses = run.losses()
     assert [step for step, _ in losses] == list(range(1, STEPS + 1))
     assert losses[-1][1] < losses[0][1] - 1
@@ -201,10 +201,10 @@ def test_a_full_disk_is_reported_in_one_line_and_resume_continues_when_space_is_
 ) -> None:
     """The engine writes into the work folder; the package writes into the datastore."""
     small = disk(case)
-    trains = case == "work"
+    real_training = case == "work"
     slow_ranks = ["--set=engine_options.step_s=0.3", "--set=engine_options.more_bytes=20000000"]
-    ranks = [] if trains else slow_ranks
-    site = {} if trains else {"PYTHONPATH": str(small_engine.install(tmp_path / "site"))}
+    ranks = [] if real_training else slow_ranks
+    site = {} if real_training else {"PYTHONPATH": str(small_engine.install(tmp_path / "site"))}
     run = flow("run", *ranks, nodes=nodes, **site)
     run.wait_for(lambda: run.committed() > 0)
     small.fill()
@@ -215,11 +215,11 @@ def test_a_full_disk_is_reported_in_one_line_and_resume_continues_when_space_is_
     assert f"The last complete checkpoint is of step {run.committed()}." in text
     assert "Traceback" not in text
     assert "Internal error" not in text
-    assert "(retry)" not in text, "what a user has to mend is not retried"
+    assert "(retry)" not in text, "a full disk is not retried"
     committed = run.committed()
     small.free()
     run = flow("resume", "--origin-run-id", run.run_id, nodes=nodes, **site)
     run.wait_for(lambda: "/evaluate/" in run.log)
-    assert run.went_on_from() == [committed]
+    assert run.resumed_steps() == [committed]
     assert committed % EVERY == 0
-    assert run.losses() == (undisturbed(nodes) if trains else SMALL_LOSSES)
+    assert run.losses() == (undisturbed(nodes) if real_training else SMALL_LOSSES)

@@ -170,7 +170,7 @@ def test_two_nodes_generate_the_answers_of_one_and_the_mean_score_rises(flow: Fl
     assert comparison.prompts == 40
     assert comparison.after > comparison.before + 0.01
     assert comparison.text() in flow.log
-    assert "Answers drawn" in flow.card("generate")
+    assert "Sampled answers" in flow.card("generate")
     drawn, scores = scored_here(artifacts, flow.home)
     assert (
         select(artifacts["prompts"], drawn, scores, artifacts["used_settings"].rejection)[0]

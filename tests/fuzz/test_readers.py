@@ -20,7 +20,7 @@ FAST, NIGHTLY = 25, 4000  # inputs for each reader
 FAST_S, NIGHTLY_S = 30 / len(READERS), 3600 / len(READERS)  # after which no further input is read
 
 
-def place(folder: Path, reader: Reader, data: bytes) -> Path:
+def write_input(folder: Path, reader: Reader, data: bytes) -> Path:
     """Write the input and what belongs next to it into an empty folder."""
     shutil.rmtree(folder, ignore_errors=True)
     for name, content in {**reader.others, reader.file: data}.items():
@@ -32,7 +32,7 @@ def place(folder: Path, reader: Reader, data: bytes) -> Path:
 def fuzz(reader: Reader, folder: Path, examples: int, limit_s: float, *, repeatable: bool) -> int:
     """Read damaged inputs until one fails or the time is over; return how many were read."""
     with contextlib.suppress(*reader.refusals):  # imports what the reader needs
-        reader.read(place(folder, reader, reader.seed))
+        reader.read(write_input(folder, reader, reader.seed))
     done, problem, end = 0, "", time.monotonic() + limit_s
 
     @settings(
@@ -48,7 +48,7 @@ def fuzz(reader: Reader, folder: Path, examples: int, limit_s: float, *, repeata
         nonlocal done, problem
         if problem or time.monotonic() > end:  # Hypothesis itself would print an input of 100 kB
             return
-        path = place(folder, reader, data)
+        path = write_input(folder, reader, data)
         try:
             with held_to(len(data)), contextlib.suppress(*reader.refusals):
                 reader.read(path)

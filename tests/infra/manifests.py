@@ -48,8 +48,10 @@ def everything(folder: Path) -> tuple[Json, ...]:
     listed = {
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
         "kind": "Kustomization",
-        "resources": [_seen_from(folder, path) for path in (KUBERNETES / "base", *queues())],
-        "components": [_seen_from(folder, path) for path in sorted((KUBERNETES / "components").iterdir())],
+        "resources": [_relative_path(folder, path) for path in (KUBERNETES / "base", *queues())],
+        "components": [
+            _relative_path(folder, path) for path in sorted((KUBERNETES / "components").iterdir())
+        ],
     }
     (folder / "kustomization.yaml").write_text(yaml.safe_dump(listed))
     return render(folder)
@@ -63,5 +65,5 @@ def of_kind(objects: tuple[Json, ...], kind: str) -> list[Json]:
     return [item for item in objects if item["kind"] == kind]
 
 
-def _seen_from(folder: Path, path: Path) -> str:
+def _relative_path(folder: Path, path: Path) -> str:
     return os.path.relpath(path, folder.resolve())  # kustomize takes no absolute paths

@@ -504,7 +504,7 @@ def test_a_nightly_job_launches_the_checklist_on_the_queue_of_the_pool(
     assert arguments[arguments.index("--queue") + 1] == stack_outputs["queues"]["a100"]["any_nodes"]
     variables = {item["name"]: item["value"] for item in container["environment"]}
     assert variables["METAFLOW_SERVICE_URL"] == VALUES["metadata_service_url"]
-    _takes(arguments)
+    _check_options(arguments)
 
 
 def test_a_night_without_a_check_raises_an_alarm(stack: Stack, stack_outputs: dict[str, Any]) -> None:
@@ -527,7 +527,7 @@ def test_a_night_without_a_check_raises_an_alarm(stack: Stack, stack_outputs: di
     assert statement["Condition"] == {"StringEquals": {"aws:SourceAccount": "123456789012"}}
 
 
-def _takes(arguments: list[str]) -> None:
+def _check_options(arguments: list[str]) -> None:
     """Check that the command line of the flow has all of these options."""
     accepted_options = {f"--{name.replace('_', '-')}" for name in DEFAULTS} | OF_METAFLOW.keys()
     assert {word for word in arguments if word.startswith("--")} <= accepted_options

@@ -138,12 +138,12 @@ def based(control_plane: ControlPlane) -> Iterator[ControlPlane]:
 def test_roles_allow_exactly_the_intended_requests(
     based: ControlPlane, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    assert _wrong(based, 6) == []
+    assert _unexpected_answers(based, 6) == []
     everything_applied = everything(tmp_path_factory.mktemp("everything"))
     # Kubernetes 1.34 has those of the other kind, this server not
     objects = [item for item in everything_applied if not item["kind"].startswith("MutatingAdmissionPolicy")]
     based.apply(*objects)
-    assert _wrong(based, 7) == []
+    assert _unexpected_answers(based, 7) == []
     # They are there, under their names
     listed = json.dumps({"apiVersion": "v1", "kind": "List", "items": list(objects)})
     listed_objects = based.kubectl("get", "-f", "-", "-o", "name", stdin=listed).split()
@@ -227,11 +227,11 @@ def test_a_job_of_a_launcher_never_runs_as_the_account_that_taints_nodes(based: 
         api.create("/apis/batch/v1/namespaces/finetune-check/jobs", _job("j", "checklist"))
     wait_for(lambda: _pods(based, "j1"), 60, "the launcher's own Job has its pod")
 
-    def said() -> str:
+    def event_messages() -> str:
         events = based.api().items("/api/v1/namespaces/finetune/events")
         return " ".join(str(event.get("message")) for event in events)
 
-    wait_for(lambda: 'serviceaccount "checklist" not found' in said(), 60, "the other has none")
+    wait_for(lambda: 'serviceaccount "checklist" not found' in event_messages(), 60, "the other has none")
     assert _pods(based, "j0") == []
 
 
@@ -263,7 +263,7 @@ def _pods(server: ControlPlane, job: str) -> list[Json]:
     return server.api().items("/api/v1/namespaces/finetune/pods", labelSelector=f"job-name={job}")
 
 
-def _wrong(server: ControlPlane, column: int) -> list[object]:
+def _unexpected_answers(server: ControlPlane, column: int) -> list[object]:
     """Return the rows that the server answers differently, after it has read the roles."""
     api = server.api()
 

@@ -44,13 +44,13 @@ def test_a_dead_link_is_reported_with_its_document(capsys: pytest.CaptureFixture
         assert script.main(pages) == 1
         output = capsys.readouterr().out
         assert f"gone: {url}/moved (status 404), in README.md" in output
-        assert f"not sure: {url}/refused (status 403), in README.md" in output
+        assert f"unknown: {url}/refused (status 403), in README.md" in output
         assert f"{url}/there" not in output
         assert "3 pages of other hosts, 1 of them gone" in output
         assert script.main({f"{url}/refused": ["README.md"]}) == 0
 
 
 def test_an_unknown_host_is_dead_and_a_closed_port_uncertain() -> None:
-    assert script.ask("http://no-such-host.invalid/")[0] is True
-    closed_port, problem = script.ask("http://127.0.0.1:9/")
+    assert script.request("http://no-such-host.invalid/")[0] is True
+    closed_port, problem = script.request("http://127.0.0.1:9/")
     assert (closed_port, bool(problem)) == (False, True)

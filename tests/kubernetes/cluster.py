@@ -148,9 +148,9 @@ class Launched:
         try:
             return self.process.wait(within)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"not ended within {within:g} s:\n{self.story()}") from None
+            raise AssertionError(f"not ended within {within:g} s:\n{self.full_log()}") from None
 
-    def story(self) -> str:
+    def full_log(self) -> str:
         """Return the terminal output and the output of pods, for failure messages."""
         logs = "\n".join(f"--- {name}\n{text[-3000:]}" for name, text in self.cluster.logs().items())
         return f"{self.log}\n{logs}"

@@ -100,7 +100,7 @@ def training(cluster: Cluster, run: Launched, *, attempt: int = 0) -> dict[str, 
     """Wait for the two pods of an attempt, by kind, until they have saved a checkpoint."""
 
     def pods() -> dict[str, Json]:
-        assert run.process.poll() is None, run.story()
+        assert run.process.poll() is None, run.full_log()
         if not run.has_begun:
             return {}
         return {
@@ -118,7 +118,7 @@ def training(cluster: Cluster, run: Launched, *, attempt: int = 0) -> dict[str, 
     before = committed(cluster, run)
 
     def saved() -> bool:
-        assert run.process.poll() is None, run.story()
+        assert run.process.poll() is None, run.full_log()
         return committed(cluster, run) > before
 
     wait_for(saved, LIMIT_S, f"attempt {attempt} saves a checkpoint after step {before}", every=0.2)
@@ -138,9 +138,9 @@ def attempt_ends(cluster: Cluster, pods: dict[str, Json]) -> None:
     wait_for(lambda: not names & set(cluster.running()), 120, f"the pods {names} end")
 
 
-def says(run: Launched, pattern: str) -> None:
+def wait_for_line(run: Launched, pattern: str) -> None:
     def output() -> Any:
-        assert run.process.poll() is None, run.story()
+        assert run.process.poll() is None, run.full_log()
         return re.search(pattern, run.log)
 
     wait_for(output, LIMIT_S, f"the run says {pattern!r}", every=0.5)

@@ -24,7 +24,7 @@ def test_an_evicted_pod_is_named_and_its_earlier_measurements_are_judged(
     worker = _worker(cluster, run)
     cluster.kubelet_of(worker).evict(worker["metadata"]["name"])
 
-    assert run.wait(LIMIT_S) != 0, run.story()
+    assert run.wait(LIMIT_S) != 0, run.full_log()
     name, node = worker["metadata"]["name"], worker["spec"]["nodeName"]
     assert f"pod {name} on {node} failed: Evicted: The node was low on resource: memory." in run.log
     assert "Traceback" not in run.log, run.log
@@ -34,7 +34,7 @@ def test_an_evicted_pod_is_named_and_its_earlier_measurements_are_judged(
         "NO-VERDICT",
         [],
         [],
-    ), run.story()
+    ), run.full_log()
     assert len(result["nodes"]) == 2
     assert f"pod {name} on {node} failed: Evicted" in str(result["notes"])
     run.nothing_left()
@@ -42,7 +42,7 @@ def test_an_evicted_pod_is_named_and_its_earlier_measurements_are_judged(
 
 def _measured(cluster: Cluster, run: Launched) -> bool:
     """Return whether node 0 has stored measurements."""
-    assert run.process.poll() is None, run.story()
+    assert run.process.poll() is None, run.full_log()
     return run.has_begun and bool(
         cluster.store.keys_below(f"metaflow/ChecklistFlow/finetune/runs/{run.run_id}/")
     )

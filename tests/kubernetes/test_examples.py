@@ -21,7 +21,7 @@ STEPS = 12_000
 
 def _stored(cluster: Cluster, run: Launched) -> list[str]:
     """Return the keys of the run's checkpoints in its datastore."""
-    assert run.process.poll() is None, run.story()
+    assert run.process.poll() is None, run.full_log()
     if not run.has_begun:
         return []
     return cluster.store.keys_below(f"metaflow/DdpFlow/finetune/runs/{run.run_id}/own-checkpoints/")
@@ -43,9 +43,9 @@ def test_plain_ddp_continues_from_its_checkpoint_after_a_node_is_lost(
     assert control is not None
     cluster.kubelet_of(worker).evict(worker["metadata"]["name"])
     wait_for(lambda: control.poll() is not None, 60, "the other node ends within seconds")
-    assert run.wait(LIMIT_S) == 0, run.story()
+    assert run.wait(LIMIT_S) == 0, run.full_log()
     resumed = re.findall(r"resumes at step (\d+)", run.log)
-    assert resumed, run.story()
+    assert resumed, run.full_log()
     assert all(int(step) > 1000 for step in resumed)
     assert f"steps on each node: [{STEPS}, {STEPS}]" in run.log
     run.nothing_left()
@@ -60,6 +60,6 @@ def test_trl_trains_on_two_pods(cluster: Cluster, tmp_path: Path) -> None:
         model = tiny_llama.make(Path(shared, "tiny"), config={**tiny_llama.CONFIG, "num_hidden_layers": 1})
         result = [f"--model={model}", f"--data={tmp_path / 'texts.jsonl'}", "--steps=4"]
         run = cluster.launch("trl_flow", tmp_path, "run", "--with=kubernetes", *result, folder="examples")
-        assert run.wait(LIMIT_S) == 0, run.story()
+        assert run.wait(LIMIT_S) == 0, run.full_log()
     assert "steps: 4" in run.log
     run.nothing_left()

@@ -34,8 +34,8 @@ from tests.kubernetes.faults import (
     drained,
     lose_a_node,
     one_node_short,
-    says,
     training,
+    wait_for_line,
     worker_of,
 )
 from tests.lab import faulty_proxy
@@ -73,41 +73,43 @@ def test_a_run_survives_expired_login_four_lost_pods_and_an_api_server_restart(
     run = _launch(cluster, tmp_path, "--no-preflight", KUBECONFIG=str(login))
     with _paused_first_pod(cluster, run):
         cluster.api.delete(ROBOT)
-        says(run, "rejects the credentials")
+        wait_for_line(run, "rejects the credentials")
         _renew(cluster, login)
 
     first = training(cluster, run)
     cluster.kubelet_of(first["worker"]).evict(first["worker"]["metadata"]["name"])
-    says(run, f"Disruption 1 of at most 20, .* pod {worker_of(first)}: Evicted: The node was low on resource")
+    wait_for_line(
+        run, f"Disruption 1 of at most 20, .* pod {worker_of(first)}: Evicted: The node was low on resource"
+    )
     attempt_ends(cluster, first)
 
     second = training(cluster, run)
     lose_a_node(cluster, second)
-    says(run, f"Disruption 2 of at most 20, .* pod {worker_of(second)}: lost")
+    wait_for_line(run, f"Disruption 2 of at most 20, .* pod {worker_of(second)}: lost")
     attempt_ends(cluster, second)
 
     third = training(cluster, run)
     delete(cluster, third["worker"])
-    says(run, f"Disruption 3 of at most 20, .* pod {worker_of(third)}: deleted")
+    wait_for_line(run, f"Disruption 3 of at most 20, .* pod {worker_of(third)}: deleted")
 
     fourth = training(cluster, run)
     with drained(cluster, fourth["worker"]):
-        says(run, f"Disruption 4 of at most 20, .* pod {worker_of(fourth)}: deleted")
+        wait_for_line(run, f"Disruption 4 of at most 20, .* pod {worker_of(fourth)}: deleted")
         moved = training(cluster, run)
     assert fourth["worker"]["spec"]["nodeName"] not in {pod["spec"]["nodeName"] for pod in moved.values()}
     cluster.control_plane.stop_api_server()
     time.sleep(GONE_S)
     cluster.control_plane.start_api_server()
-    says(run, TRAINED)
+    wait_for_line(run, TRAINED)
 
     assert "The Kubernetes API does not respond" in run.log
     assert _losses(run) == UNDISTURBED
     gone_on = [int(step) for step in re.findall(r"from the checkpoint of step (\d+)", run.log)]
-    assert len(gone_on) == 4, run.story()
+    assert len(gone_on) == 4, run.full_log()
     assert 0 < gone_on[0] <= gone_on[1] < gone_on[2] < gone_on[3] < STEPS
     # The workers that were told to go have made all store one more
     for step in gone_on[2:]:
-        assert f"all have stopped, and the checkpoint of step {step} is stored" in run.story()
+        assert f"all have stopped, and the checkpoint of step {step} is stored" in run.full_log()
     assert "(retry)" not in run.log
     assert "Traceback" not in run.log, run.log
     _stop(run)
@@ -145,7 +147,7 @@ def _paused_first_pod(cluster: Cluster, run: Launched) -> Iterator[None]:
     """Stop the first pod of the run while the block runs."""
     before = len(cluster.hub.pods)
     wait_for(lambda: len(cluster.hub.pods) > before, END_S, "a pod starts")
-    says(run, "Task is starting")
+    wait_for_line(run, "Task is starting")
     stopped = [psutil.Process(pid) for pid in cluster.hub.pods[before].pids()]
     for process in stopped:
         process.suspend()
@@ -175,8 +177,10 @@ def test_an_oom_killed_pod_gets_a_leaner_plan_and_a_lost_s3_ends_the_run(
         worker = first["worker"]
         cluster.kubelet_of(worker).kill_for_memory(worker["metadata"]["name"])
         attempt_ends(cluster, first)
-        says(run, rf"pod {worker['metadata']['name']} on \S+ failed: OOMKilled \(exit code 137\)")
-        says(run, r"another plan because an earlier attempt ran out of memory: micro batch \d+ -> \d+")
+        wait_for_line(run, rf"pod {worker['metadata']['name']} on \S+ failed: OOMKilled \(exit code 137\)")
+        wait_for_line(
+            run, r"another plan because an earlier attempt ran out of memory: micro batch \d+ -> \d+"
+        )
 
         training(cluster, run, attempt=1)
         faults.gone = True
@@ -195,12 +199,12 @@ def test_a_late_node_is_waited_for_and_a_deleted_job_ends_the_run(cluster: Clust
     with one_node_short(cluster):
         run = _launch(cluster, tmp_path, "--no-preflight", pods=BIG)
         missing = r"\(1 of 2 nodes running; waiting for \S+-worker-\S+\): .*Insufficient cpu"
-        says(run, rf"jobset \S+ is waiting {missing}")
-        says(run, rf"jobset \S+ is waiting for 60 s {missing}")
-    says(run, TRAINED)
+        wait_for_line(run, rf"jobset \S+ is waiting {missing}")
+        wait_for_line(run, rf"jobset \S+ is waiting for 60 s {missing}")
+    wait_for_line(run, TRAINED)
     assert _losses(run) == UNDISTURBED
     assert "(retry)" not in run.log
-    says(run, r"/gather/\d+ \(pid \d+\)\] .* Task is starting")
+    wait_for_line(run, r"/gather/\d+ \(pid \d+\)\] .* Task is starting")
     jobs = f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs"
     (name,) = [
         job["metadata"]["name"]
@@ -226,8 +230,8 @@ def test_a_run_without_its_launcher_ends_by_itself_and_can_be_resumed(
     wait_for(lambda: not names & set(cluster.running()), LIMIT_S, "the pods train to their end")
     origin = lost.run_id
     run = cluster.launch("finetune_flow", tmp_path, "resume", "--origin-run-id", origin)
-    says(run, rf"Cloning previously run task {origin}/train_nodes/")
-    says(run, r"/gather/\d+ \(pid \d+\)\] Task finished successfully")
+    wait_for_line(run, rf"Cloning previously run task {origin}/train_nodes/")
+    wait_for_line(run, r"/gather/\d+ \(pid \d+\)\] Task finished successfully")
     assert _losses(run) == UNDISTURBED
     _stop(run)
 
@@ -251,9 +255,9 @@ def _stop(run: Launched) -> None:
 
 def _ends(run: Launched, *lines: str) -> None:
     """Check that the run ends soon with these lines, without a traceback, and without a pod."""
-    assert run.wait(END_S) != 0, run.story()
+    assert run.wait(END_S) != 0, run.full_log()
     for line in lines:
-        assert re.search(line, run.log), run.story()
+        assert re.search(line, run.log), run.full_log()
     assert "Traceback" not in run.log, run.log
     run.nothing_left()
 

@@ -104,7 +104,7 @@ def finetuned(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Lau
         CHECKLIST_WEBHOOK_URL=WEBHOOK,
         METAFLOW_KUBERNETES_SECRETS="finetune-tokens",
     )
-    assert launched.wait(LIMIT_S) == 0, launched.story()
+    assert launched.wait(LIMIT_S) == 0, launched.full_log()
     return launched
 
 
@@ -208,7 +208,7 @@ def test_the_jobset_of_llama_70b_matches_the_plan_and_ctrl_c_deletes_it(
         os.killpg(launched.process.pid, signal.SIGINT)
         launched.wait(120)
         # Its node has no kubelet that would end it within its grace
-        wait_for(lambda: _all_told_to_go(cluster, name), 60, "every pod is told to go")
+        wait_for(lambda: _all_deleted(cluster, name), 60, "every pod is told to go")
     finally:
         if launched.process.poll() is None:
             os.killpg(launched.process.pid, signal.SIGINT)
@@ -227,7 +227,7 @@ def test_the_code_package_of_a_flow_includes_gpu_profile(cluster: Cluster, tmp_p
     launched = cluster.launch(
         str(tmp_path / "my_flow"), tmp_path, "run", "--with=kubernetes:cpu=1,memory=2048"
     )
-    assert launched.wait(LIMIT_S) == 0, launched.story()
+    assert launched.wait(LIMIT_S) == 0, launched.full_log()
     assert launched.artifacts("MyFlow")["measured"].host_peak_bytes > 0
     launched.nothing_left()
 
@@ -244,7 +244,7 @@ def test_rejection_sampling_generates_on_two_pods_and_scores_and_trains_on_other
     launched = cluster.launch(
         "rejection_flow", tmp_path, "run", "--with", "kubernetes", "--device=cpu", *options
     )
-    assert launched.wait(LIMIT_S) == 0, launched.story()
+    assert launched.wait(LIMIT_S) == 0, launched.full_log()
     artifacts = launched.artifacts("RejectionFlow")
     plan: Plan = artifacts["plan"]
     assert plan.target == "kubernetes"
@@ -296,7 +296,7 @@ def _add_network(cluster: Cluster, folder: Path) -> None:
 
 
 def _jobset(cluster: Cluster, launched: Launched) -> Json | None:
-    assert launched.process.poll() is None, launched.story()
+    assert launched.process.poll() is None, launched.full_log()
     jobsets = cluster.api.items(f"/apis/jobset.x-k8s.io/v1alpha2/namespaces/{NAMESPACE}/jobsets")
     jobset_of_run = [
         jobset for jobset in jobsets if "llama-70b" in str(jobset) or "p5.48xlarge" in str(jobset)
@@ -309,7 +309,7 @@ def _pods(cluster: Cluster, jobset: str) -> list[Json]:
     return cluster.api.items(path, labelSelector=f"jobset.sigs.k8s.io/jobset-name={jobset}")
 
 
-def _all_told_to_go(cluster: Cluster, jobset: str) -> bool:
+def _all_deleted(cluster: Cluster, jobset: str) -> bool:
     return all("deletionTimestamp" in pod["metadata"] for pod in _pods(cluster, jobset))
 
 
@@ -320,14 +320,14 @@ def _remove_pods_without_kubelet(cluster: Cluster) -> None:
         kubelet_nodes = {kubelet.node.name for kubelet in cluster.kubelets}
         return [pod for pod in cluster.pods() if pod["spec"].get("nodeName") not in kubelet_nodes]
 
-    def none_left() -> bool:
+    def all_removed() -> bool:
         for pod in leftover():
             path = f"/api/v1/namespaces/{NAMESPACE}/pods/{pod['metadata']['name']}"
             cluster.api.delete(path, gracePeriodSeconds=0)
         return not leftover()
 
     # A Job that is being deleted may make one more.
-    wait_for(none_left, 60, "no pod is left on a machine without kubelet", every=0.5)
+    wait_for(all_removed, 60, "no pod is left on a machine without kubelet", every=0.5)
 
 
 def _placed(cluster: Cluster, jobset: str) -> list[Json]:
@@ -392,9 +392,9 @@ def test_the_checklist_measures_two_pods_and_judges_them(cluster: Cluster, check
     artifacts = checked.artifacts("ChecklistFlow")
     assert artifacts["cluster"].startswith("kubernetes:")
     result = artifacts["result"]
-    assert len(result["nodes"]) == 2, checked.story()
-    assert result["verdict"] in ("PASS", "WARN"), checked.story()
-    assert checked.process.returncode == 0, checked.story()
+    assert len(result["nodes"]) == 2, checked.full_log()
+    assert result["verdict"] in ("PASS", "WARN"), checked.full_log()
+    assert checked.process.returncode == 0, checked.full_log()
     assert len(artifacts["healthy_nodes"]) == 2
     assert artifacts["bad_nodes"] == []
     checked.nothing_left()

@@ -21,11 +21,11 @@ class Agent(ABC):
         self.name, self.problems = name, list[str]()
         self._log = log
         self._ending = threading.Event()
-        self._may_turn = threading.Lock()
+        self._reconcile_lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     @abstractmethod
-    def turn(self) -> None:
+    def reconcile(self) -> None:
         """Read the state from the API server and act on it."""
 
     def __enter__(self) -> Agent:
@@ -42,29 +42,29 @@ class Agent(ABC):
 
     def pause(self) -> None:
         """Stop turns until :meth:`go_on`; a running one is finished when this returns."""
-        self._may_turn.acquire()
+        self._reconcile_lock.acquire()
 
     def go_on(self) -> None:
-        self._may_turn.release()
+        self._reconcile_lock.release()
 
-    def say(self, text: str) -> None:
+    def write_log(self, text: str) -> None:
         with self._log.open("a") as log:
             log.write(f"{self.name}: {text}\n")
 
     def _run(self) -> None:
         while not self._ending.wait(_PAUSE_S):
-            self._turn_safely()
+            self._reconcile_safely()
 
-    def _turn_safely(self) -> None:
+    def _reconcile_safely(self) -> None:
         try:
-            with self._may_turn:
-                self.turn()
+            with self._reconcile_lock:
+                self.reconcile()
         except requests.RequestException as error:
-            self.say(f"the API server cannot be reached: {error}")
+            self.write_log(f"the API server cannot be reached: {error}")
         except ApiError as error:
-            self.say(str(error))
+            self.write_log(str(error))
             if error.status not in (404, 409) and error.status < 500:  # gone or changed since it was read
                 self.problems.append(f"{self.name}: {error}")
         except Exception:  # noqa: BLE001 - the thread must go on; the test looks at the problems
-            self.say(traceback.format_exc())
+            self.write_log(traceback.format_exc())
             self.problems.append(f"{self.name}: {traceback.format_exc()}")

@@ -32,25 +32,27 @@ class Api:
         self._of_thread = threading.local()
 
     def get(self, path: str, **query: str) -> Json:
-        return self._ask("GET", path, params=query)
+        return self._request("GET", path, params=query)
 
     def items(self, path: str, **query: str) -> list[Json]:
         """Return the objects of a list."""
         return list(self.get(path, **query)["items"])
 
     def create(self, path: str, body: Json) -> Json:
-        return self._ask("POST", path, json=body)
+        return self._request("POST", path, json=body)
 
     def replace(self, path: str, body: Json) -> Json:
-        return self._ask("PUT", path, json=body)
+        return self._request("PUT", path, json=body)
 
     def patch(self, path: str, body: Json, kind: Literal["strategic-merge", "merge"] = "merge") -> Json:
-        return self._ask("PATCH", path, json=body, headers={"Content-Type": f"application/{kind}-patch+json"})
+        return self._request(
+            "PATCH", path, json=body, headers={"Content-Type": f"application/{kind}-patch+json"}
+        )
 
     def delete(self, path: str, **options: Any) -> None:
         """``options`` are those of DeleteOptions; a missing object is no error."""
         try:
-            self._ask("DELETE", path, json={"apiVersion": "v1", "kind": "DeleteOptions", **options})
+            self._request("DELETE", path, json={"apiVersion": "v1", "kind": "DeleteOptions", **options})
         except ApiError as error:
             if error.status != 404:
                 raise
@@ -72,7 +74,7 @@ class Api:
         except requests.RequestException:
             return False
 
-    def _ask(self, method: str, path: str, **request_options: Any) -> Json:
+    def _request(self, method: str, path: str, **request_options: Any) -> Json:
         """Send a request; raises ApiError for an error and requests.RequestException without a connection."""
         with self._inside():
             answer = self._session().request(method, self.url + path, timeout=_TIMEOUT_S, **request_options)

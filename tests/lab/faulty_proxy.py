@@ -40,7 +40,7 @@ def _handler(target: str, inside: Inside, faults: Faults) -> type[BaseHTTPReques
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
-        def _pass_on(self) -> None:
+        def _forward(self) -> None:
             body = self._body()
             time.sleep(faults.delay_s)
             if faults.gone:
@@ -58,16 +58,16 @@ def _handler(target: str, inside: Inside, faults: Faults) -> type[BaseHTTPReques
                 name: value for name, value in self.headers.items() if name.lower() not in _HOP
             }
             forwarded_headers |= {"Content-Length": str(len(body)), "Host": f"{host}:{port}"}
-            self._answer(*self._ask_target(forwarded_headers, body))
+            self._answer(*self._query_target(forwarded_headers, body))
 
-        def _ask_target(self, headers: dict[str, str], body: bytes) -> _Answer:
+        def _query_target(self, headers: dict[str, str], body: bytes) -> _Answer:
             """Forward a request and retry if the target drops the connection, which is not a tested fault."""
             for _ in range(2):
                 with suppress(ConnectionError, http.client.HTTPException):
-                    return self._ask_target_once(headers, body)
-            return self._ask_target_once(headers, body)
+                    return self._query_target_once(headers, body)
+            return self._query_target_once(headers, body)
 
-        def _ask_target_once(self, headers: dict[str, str], body: bytes) -> _Answer:
+        def _query_target_once(self, headers: dict[str, str], body: bytes) -> _Answer:
             with inside():
                 upstream = http.client.HTTPConnection(host, port, timeout=60)
                 upstream.connect()
@@ -78,19 +78,19 @@ def _handler(target: str, inside: Inside, faults: Faults) -> type[BaseHTTPReques
                 return answer.status, dict(answer.getheaders()), content, length
 
         def do_GET(self) -> None:
-            self._pass_on()
+            self._forward()
 
         def do_HEAD(self) -> None:
-            self._pass_on()
+            self._forward()
 
         def do_PUT(self) -> None:
-            self._pass_on()
+            self._forward()
 
         def do_POST(self) -> None:
-            self._pass_on()
+            self._forward()
 
         def do_DELETE(self) -> None:
-            self._pass_on()
+            self._forward()
 
         def _body(self) -> bytes:
             if "chunked" in self.headers.get("Transfer-Encoding", ""):

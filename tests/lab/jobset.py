@@ -26,7 +26,7 @@ class JobSets(Agent):
         self._api = api
         self._pods: dict[str, set[str]] = {}  # a Job's uid: its pods' uids, those that are gone too
 
-    def turn(self) -> None:
+    def reconcile(self) -> None:
         for jobset in self._api.items(f"{_API}/jobsets"):
             if not jobset["metadata"].get("deletionTimestamp") and not _terminal(jobset):
                 self._advance(jobset)
@@ -68,7 +68,7 @@ class JobSets(Agent):
             job = _child(jobset, replicated, index)
             if job["metadata"]["name"] not in taken_names:
                 self._api.create(f"/apis/batch/v1/namespaces/{jobset['metadata']['namespace']}/jobs", job)
-                self.say(f"created {job['metadata']['name']}")
+                self.write_log(f"created {job['metadata']['name']}")
 
     def _count(self, name: str, jobs: list[Json], pods: list[Json]) -> Json:
         count: Json = {"name": name, **dict.fromkeys(_COUNTS, 0)}

@@ -73,7 +73,7 @@ class _Running:
     pod: Pod | None = None  # None: its container waits
     began: float = 0.0
     started_at: str = ""
-    looked_at: float = 0.0  # when it was last tried to start it
+    updated_at: float = 0.0  # when it was last tried to start it
     reported: Json = field(default_factory=dict)
     told_at: float = 0.0  # that it has to go
 
@@ -104,7 +104,7 @@ class Kubelet(Agent):
         pods_taken = list(self._taken.values())
         return [one.pod for one in pods_taken if one.pod is not None and one.pod.poll() is None]
 
-    def turn(self) -> None:
+    def reconcile(self) -> None:
         pods_by_uid = {
             pod["metadata"]["uid"]: pod
             for pod in self._api.items("/api/v1/pods", fieldSelector=f"spec.nodeName={self.node.name}")
@@ -117,7 +117,7 @@ class Kubelet(Agent):
             elif pod["status"].get("phase") in _ENDED:
                 self._kill(self._taken.setdefault(uid, _Running()))
             else:
-                self._look_after(pod, self._taken.setdefault(uid, _Running()))
+                self._update_pod(pod, self._taken.setdefault(uid, _Running()))
 
     # -- faults ----------------------------------------------------------------------------------------
 
@@ -156,11 +156,11 @@ class Kubelet(Agent):
 
     # -- one pod ---------------------------------------------------------------------------------------
 
-    def _look_after(self, pod: Json, running_pod: _Running) -> None:
+    def _update_pod(self, pod: Json, running_pod: _Running) -> None:
         if running_pod.pod is None:
-            if time.monotonic() - running_pod.looked_at < _BACK_OFF_S:
+            if time.monotonic() - running_pod.updated_at < _BACK_OFF_S:
                 return
-            running_pod.looked_at = time.monotonic()
+            running_pod.updated_at = time.monotonic()
             try:
                 self._start(pod, running_pod)
             except NotStartable as reason:
@@ -180,7 +180,7 @@ class Kubelet(Agent):
         spec = pod_spec(pod, self._api, {**self.images[image], **service})
         running_pod.pod = self._hub.start(spec)
         running_pod.began, running_pod.started_at = time.monotonic(), _now()
-        self.say(f"started {spec.name} in {running_pod.pod.folder}")
+        self.write_log(f"started {spec.name} in {running_pod.pod.folder}")
 
     def _status(self, pod: Json, running_pod: _Running) -> Json:
         assert running_pod.pod is not None

@@ -73,7 +73,7 @@ class Lab:
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
         self._environment = os.environ | {"SLURM_CONF": str(folder / "slurm.conf")}
         self._write()
-        self._bed = netns.Bed(nodes + 1, rate="10gbit")
+        self._bed = netns.BridgedHosts(nodes + 1, rate="10gbit")
         try:
             self._start_munge()
             self._start("slurmctld", 0, "slurmctld", "-D")
@@ -148,12 +148,12 @@ class Lab:
         """Wait for the end of a job; return its state and the exit status of its script."""
         ended: dict[str, str] = {}
 
-        def over() -> bool:
+        def finished() -> bool:
             nonlocal ended
             ended = self.job(number)
             return ended["JobState"] in ENDED and ended["Requeue"] in "01"
 
-        self.wait_until(over, limit_s, f"job {number} ends", lambda: self.output(number))
+        self.wait_until(finished, limit_s, f"job {number} ends", lambda: self.output(number))
         return ended["JobState"], int(ended["ExitCode"].partition(":")[0])
 
     def wait_until(

@@ -176,19 +176,21 @@ def test_the_pbs_script_reports_what_is_missing(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def bed() -> Iterator[netns.Bed]:
+def bridged_hosts() -> Iterator[netns.BridgedHosts]:
     why = netns.missing()
     if why is not None:
         pytest.skip(why)
-    with contextlib.closing(netns.Bed(2, rate="10gbit")) as network_bed:
-        yield network_bed
+    with contextlib.closing(netns.BridgedHosts(2, rate="10gbit")) as network:
+        yield network
 
 
 @pytest.mark.slow
-def test_pbsdsh_runs_the_command_on_each_host_and_the_hosts_join(bed: netns.Bed, tmp_path: Path) -> None:
+def test_pbsdsh_runs_the_command_on_each_host_and_the_hosts_join(
+    bridged_hosts: netns.BridgedHosts, tmp_path: Path
+) -> None:
     """Debian has no PBS package: only pbsdsh is simulated; hosts have their own networks."""
     pbsdsh = tmp_path / "pbsdsh"
-    pbsdsh.write_text(PBSDSH.format(names=" ".join(bed.name(host) for host in range(2))))
+    pbsdsh.write_text(PBSDSH.format(names=" ".join(bridged_hosts.name(host) for host in range(2))))
     pbsdsh.chmod(0o755)
     assert shutil.which("pbsdsh", path=str(tmp_path))
     settings = {"FINETUNE_OUTPUT": str(tmp_path / "out"), "FINETUNE_SET": "model=llama-70b"}

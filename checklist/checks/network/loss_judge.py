@@ -45,7 +45,7 @@ def loss(context: JudgingContext) -> Judgment:
     share = rate(run.pairs)
     figures = [] if share is None else [_figure(share, judged=not context.local)]
     if context.local:
-        reason = "Measured, and says nothing: all nodes are on one machine."
+        reason = "Measured, but not judged: all nodes are on one machine."
         return no_verdict("loss", reason, measured=True, nodes=context.all_names, figures=figures)
     findings = [*_of_pairs(context), *(fault for reading in counters for fault in ports(context, reading))]
     if not any(fault.code.startswith("loss-") for fault in findings):

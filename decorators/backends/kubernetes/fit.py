@@ -125,11 +125,16 @@ def _judge(node: Node, criteria: _Criteria) -> _Candidate | str:
 
 
 def _sized(node: Node, group: ClusterNodes | None, criteria: _Criteria) -> _Candidate | str:
-    room, minimum, request = _pod_resources(node, criteria.daemons), criteria.minimum, criteria.request
-    if room.cpu < minimum.cpu:
-        return f"with {room.cpu:g} of {minimum.cpu:g} CPUs"
-    if room.memory_bytes < minimum.memory_bytes:
-        return f"with {format_bytes(room.memory_bytes)} of {format_bytes(minimum.memory_bytes)} of memory"
+    pod_capacity, minimum, request = (
+        _pod_resources(node, criteria.daemons),
+        criteria.minimum,
+        criteria.request,
+    )
+    if pod_capacity.cpu < minimum.cpu:
+        return f"with {pod_capacity.cpu:g} of {minimum.cpu:g} CPUs"
+    if pod_capacity.memory_bytes < minimum.memory_bytes:
+        offered, needed = format_bytes(pod_capacity.memory_bytes), format_bytes(minimum.memory_bytes)
+        return f"with {offered} of {needed} of memory"
     disk = node.allocatable.get(DISK)
     if disk is not None and disk < request.disk_mib * MIB:
         return f"with {format_bytes(disk)} of {format_bytes(request.disk_mib * MIB)} of disk"
@@ -207,12 +212,14 @@ def _facts(
     zone: str | None,
     daemons: PodResources,
 ) -> ClusterFacts:
-    rooms = [_pod_resources(item.node, daemons) for item in candidates]
+    capacities = [_pod_resources(item.node, daemons) for item in candidates]
     nodes = [item.node for item in candidates]
     return ClusterFacts(
         labels=labels,
         tolerations=tuple(dict.fromkeys(t for item in candidates for t in item.tolerations)),
-        room=PodResources(cpu=min(r.cpu for r in rooms), memory_bytes=min(r.memory_bytes for r in rooms)),
+        pod_capacity=PodResources(
+            cpu=min(r.cpu for r in capacities), memory_bytes=min(r.memory_bytes for r in capacities)
+        ),
         efa=min(int(node.allocatable.get(EFA, 0)) for node in nodes),
         hugepages_bytes=min(int(node.allocatable.get(HUGEPAGES, 0)) for node in nodes),
         zone=zone,

@@ -106,9 +106,11 @@ def sizes(request: Request, facts: ClusterFacts) -> dict[str, Any]:
     """Return the values of ``@resources``: the plan's request, limited to what a node can give to pods."""
     instance = hardware.current().find_instance(request.instance_type)
     cpu, memory = request.cpu, math.ceil(request.memory_mib * MIB / MB)
-    room = facts.room or (cluster_tables.pod_resources_on(instance) if instance is not None else None)
-    if room is not None:  # a larger request would fit no node
-        cpu, memory = min(cpu, math.floor(room.cpu)), min(memory, room.memory_bytes // MB)
+    pod_capacity = facts.pod_capacity or (
+        cluster_tables.pod_resources_on(instance) if instance is not None else None
+    )
+    if pod_capacity is not None:  # a larger request would fit no node
+        cpu, memory = min(cpu, math.floor(pod_capacity.cpu)), min(memory, pod_capacity.memory_bytes // MB)
     whole_gpus = request.gpus_per_node if gpu_resource(request, facts) == GPUS else 0
     return {
         "cpu": max(cpu, 1),
@@ -132,7 +134,7 @@ def lowered(step_request: StepRequest) -> tuple[Override, ...]:
     """Return the planned CPUs and memory that are lowered to what a node can hold, except user values."""
     request, facts = step_request.request, step_request.facts
     limited_sizes = sizes(request, facts)
-    node = "a node of this cluster" if facts.room is not None else "this machine type"
+    node = "a node of this cluster" if facts.pod_capacity is not None else "this machine type"
     values = {
         "cpu": ("cpu", int(limited_sizes["cpu"])),
         "memory": ("memory_mib", round(limited_sizes["memory"] * MB / MIB)),

@@ -15,7 +15,7 @@ from estimator.plan import Request
 MEMORY_MIB = 768
 
 
-def asks(parameters: Mapping[str, Any], backend: Backend, gpus: int | None) -> NodeRequest:
+def request_of_step(parameters: Mapping[str, Any], backend: Backend, gpus: int | None) -> NodeRequest:
     """Request small containers, so that a memory limit is reached quickly."""
     request = Request(
         nodes=parameters["nodes"],
@@ -40,7 +40,7 @@ class SmallFlow(FlowSpec):
         self.next(self.work, num_parallel=self.nodes)
 
     @retry(times=1, minutes_between_retries=0)
-    @node_request(decide=asks)
+    @node_request(decide=request_of_step)
     @batch
     @parallel
     @step

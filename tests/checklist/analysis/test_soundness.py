@@ -13,7 +13,7 @@ from checklist.analysis.ceilings import PHYSICAL_LIMITS, Ceilings
 from checklist.analysis.soundness import sound, unsound_times
 from checklist.measurements import Counters, Local, Measurements, Nic, record, to_dict
 from estimator import hardware
-from tests.checklist.runs import all_with, cpu_run, gpu_run, spoil
+from tests.checklist.runs import all_with, cpu_run, gpu_run, with_facts
 
 NAN, INF = math.nan, math.inf
 BAD_TIMES = [NAN, INF, -INF, -0.5, 0.0]
@@ -49,13 +49,13 @@ def test_a_connection_with_an_impossible_time_still_counts(value: float) -> None
 
 
 def test_impossible_facts_and_counters_count_as_unknown() -> None:
-    assert reported(spoil(gpu_run(), 9, clock_offset_s=NAN)) == [("clock", 1, 9)]
-    assert reported(spoil(gpu_run(), 9, clock_offset_error_s=-1.0)) == [("clock", 1, 9)]
-    assert sound(spoil(gpu_run(), 9, clock_offset_error_s=INF)).facts[9].clock_offset_s is None
-    assert reported(spoil(gpu_run(), 9, shm_bytes=-1)) == [("shared-memory", 1, 9)]
-    assert reported(spoil(gpu_run(), 9, memlock_bytes=-7)) == [("memlock", 1, 9)]
+    assert reported(with_facts(gpu_run(), 9, clock_offset_s=NAN)) == [("clock", 1, 9)]
+    assert reported(with_facts(gpu_run(), 9, clock_offset_error_s=-1.0)) == [("clock", 1, 9)]
+    assert sound(with_facts(gpu_run(), 9, clock_offset_error_s=INF)).facts[9].clock_offset_s is None
+    assert reported(with_facts(gpu_run(), 9, shm_bytes=-1)) == [("shared-memory", 1, 9)]
+    assert reported(with_facts(gpu_run(), 9, memlock_bytes=-7)) == [("memlock", 1, 9)]
     nan = (Nic(name="eth0", gbps=NAN),)
-    assert reported(spoil(gpu_run(), 9, nics=nan)) == [("interface", 1, 9)]
+    assert reported(with_facts(gpu_run(), 9, nics=nan)) == [("interface", 1, 9)]
     assert reported(changed(gpu_run(), "health", 1, ecc_uncorrected=-1)) == [("gpu-health", 0, 0)]
     counted = Counters(node=1, phase="pairs", tcp_segments=10, tcp_retransmitted=-2)
     assert reported(gpu_run(counters=(counted,))) == [("loss", 1, None)]

@@ -13,7 +13,7 @@ from checklist.measurements import Measurements
 from checklist.result import Result
 from checklist.verdict import judge
 from tests.checklist.clusters import Cluster
-from tests.checklist.runs import cpu_run, gpu_run, past_of, spoil, verdict_of, with_pairs
+from tests.checklist.runs import cpu_run, gpu_run, records_of_runs, verdict_of, with_facts, with_pairs
 
 BAD = [math.nan, math.inf, -3.0, 0.0, 1e9]
 
@@ -87,7 +87,7 @@ def test_a_check_with_only_impossible_measurements_has_no_verdict() -> None:
 @pytest.mark.parametrize("value", BAD)
 def test_an_impossible_measurement_is_not_used_as_a_baseline(value: float) -> None:
     healthy = judge(gpu_run())
-    past = past_of(healthy, runs=3)
+    past = records_of_runs(healthy, runs=3)
     worse = [dataclasses.replace(record, value=value) for record in past]
     assert judge(gpu_run(), history=worse).verdict == "PASS"
     ruined: Any = [record for pair in zip(past, worse, strict=True) for record in pair]
@@ -100,7 +100,7 @@ def test_an_impossible_measurement_is_not_used_as_a_baseline(value: float) -> No
 
 @pytest.mark.parametrize("offset", [math.nan, math.inf])
 def test_a_nan_clock_offset_does_not_pass(offset: float) -> None:
-    result = judge(spoil(gpu_run(), 8, clock_offset_s=offset))
+    result = judge(with_facts(gpu_run(), 8, clock_offset_s=offset))
     assert reported_findings(result) == [("clock", "bad-figure", (), ("host-1",))]
     assert verdict_of(result, "clock") == "NO-VERDICT"
 

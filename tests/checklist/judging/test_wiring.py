@@ -79,7 +79,7 @@ def crafted(case: Case) -> Measurements:
     )
 
 
-def say(case: Case) -> Result:
+def judge_case(case: Case) -> Result:
     return judge(crafted(case), checks=ONLY)
 
 
@@ -131,7 +131,7 @@ CASES = (
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_each_simulated_run_gets_its_verdict_and_cause(case: Case) -> None:
-    result = say(case)
+    result = judge_case(case)
     assert verdict_of(result, "bandwidth") == case.verdict, result.headline
     assert [fault.code for fault in result.findings] == ([case.code] if case.code else [])
     if case.code:
@@ -141,7 +141,7 @@ def test_each_simulated_run_gets_its_verdict_and_cause(case: Case) -> None:
 
 
 def test_the_finding_shows_the_calculation_in_one_line() -> None:
-    (fault,) = say(CASES[[case.name for case in CASES].index("TCP beside NDR")]).findings
+    (fault,) = judge_case(CASES[[case.name for case in CASES].index("TCP beside NDR")]).findings
     assert fault.title == (
         "all_reduce fp32 of 8.00 GiB: 14 GB/s of 362 expected (at least 305): 8 ports x 400 Gbit/s "
         "(InfiniBand) = 400 GB/s a node, NVLink 450 GB/s a GPU; about the speed of TCP."
@@ -171,7 +171,7 @@ def test_a_run_faster_than_its_known_links_does_not_pass_by_them() -> None:
 
 def test_ports_that_are_down_unselected_or_slower_are_not_counted() -> None:
     down = (*ports(8, 400), *ports(2, 800, state="DOWN"), *ports(2, 100, "Ethernet"))
-    assert say(Case("", nodes=4, busbw=369, facts={"rdma_ports": down})).verdict == "PASS"
+    assert judge_case(Case("", nodes=4, busbw=369, facts={"rdma_ports": down})).verdict == "PASS"
     chosen = Case(
         name="",
         nodes=4,
@@ -180,16 +180,16 @@ def test_ports_that_are_down_unselected_or_slower_are_not_counted() -> None:
         facts=NDR,
         environment={"NCCL_IB_HCA": "=mlx5_0,mlx5_1:1,mlx5_2,mlx5_3"},
     )
-    assert say(chosen).verdict == "PASS"
+    assert judge_case(chosen).verdict == "PASS"
     left_out = dataclasses.replace(chosen, environment={"NCCL_IB_HCA": "^mlx5_4,mlx5_5,mlx5_6,mlx5_7"})
-    assert say(left_out).verdict == "PASS"
-    assert say(dataclasses.replace(chosen, environment={})).verdict == "FAIL"
+    assert judge_case(left_out).verdict == "PASS"
+    assert judge_case(dataclasses.replace(chosen, environment={})).verdict == "FAIL"
 
 
 def test_half_of_the_gpus_of_a_machine_have_half_of_its_network() -> None:
     half = Case("", nodes=4, gpus=4, busbw=170, machine="p5.48xlarge")
-    assert say(half).verdict == "PASS"
-    assert say(dataclasses.replace(half, gpus=8)).verdict == "FAIL"
+    assert judge_case(half).verdict == "PASS"
+    assert judge_case(dataclasses.replace(half, gpus=8)).verdict == "FAIL"
 
 
 @pytest.mark.parametrize(("busbw", "verdict"), [(830, "PASS"), (300, "FAIL")])
@@ -203,7 +203,7 @@ def test_hosts_of_one_nvlink_domain_are_judged_by_its_links(busbw: float, verdic
         gpu="GB200",
         facts={"nvlink_domain": "rack-1", "rdma_ports": ports(4, 400)},
     )
-    assert say(case).verdict == verdict
+    assert judge_case(case).verdict == verdict
 
 
 def test_nvlink_bridges_between_two_pcie_gpus_are_read_from_nvml() -> None:

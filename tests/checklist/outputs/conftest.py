@@ -11,7 +11,7 @@ from tests.checklist.runs import cpu_run, gpu_run, with_pairs
 
 
 @pytest.fixture(scope="module")
-def sick() -> Result:
+def failing() -> Result:
     return judge(with_pairs(cpu_run(4), Cluster(nodes=4, transmit={2: 0.25}, receive={2: 0.25})))
 
 

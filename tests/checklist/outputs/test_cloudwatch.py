@@ -12,7 +12,7 @@ from checklist.result import Result
 from estimator.errors import UserError
 
 
-@pytest.mark.parametrize("name", ["sick", "healthy"])
+@pytest.mark.parametrize("name", ["failing", "healthy"])
 def test_the_cloudwatch_line_is_embedded_metric_format(name: str, request: pytest.FixtureRequest) -> None:
     result_made: Result = request.getfixturevalue(name)
     stream = io.StringIO()
@@ -26,7 +26,7 @@ def test_the_cloudwatch_line_is_embedded_metric_format(name: str, request: pytes
     names = [metric["Name"] for metric in directive["Metrics"]]
     assert len(names) == len(set(names)) <= 100
     assert all(isinstance(record[metric], int | float) for metric in names)
-    assert record["Verdict"] == {"sick": 2, "healthy": 0}[name]
+    assert record["Verdict"] == {"failing": 2, "healthy": 0}[name]
     units = {metric["Unit"] for metric in directive["Metrics"]}
     assert units <= {"None", "Count", "Seconds", "Gigabytes/Second"}
 

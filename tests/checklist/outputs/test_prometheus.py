@@ -30,10 +30,10 @@ def samples(file: Path) -> dict[tuple[str, tuple[str, ...]], float]:
 
 
 def test_the_prometheus_textfile_has_verdicts_nodes_and_measurements(
-    sick: Result, healthy: Result, tmp_path: Path
+    failing: Result, healthy: Result, tmp_path: Path
 ) -> None:
     file = tmp_path / "checklist.prom"
-    prometheus.write(sick, file)
+    prometheus.write(failing, file)
     metrics = samples(file)
     assert (metrics["verdict", ()], metrics["check_verdict", ("pairs",)]) == (2, 2)
     assert metrics["check_verdict", ("mesh",)] == 0
@@ -59,7 +59,9 @@ def test_an_unwritable_textfile_is_reported_in_one_line(healthy: Result, tmp_pat
         prometheus.write(healthy, tmp_path / "checklist.txt")
 
 
-def test_a_pushgateway_gets_the_metrics_of_the_cluster_and_keeps_those_of_others(sick: Result) -> None:
+def test_a_pushgateway_gets_the_metrics_of_the_cluster_and_keeps_those_of_others(
+    failing: Result,
+) -> None:
     received: list[tuple[str, str, str]] = []
 
     class Gateway(BaseHTTPRequestHandler):
@@ -73,12 +75,12 @@ def test_a_pushgateway_gets_the_metrics_of_the_cluster_and_keeps_those_of_others
             pass
 
     with serving(Gateway) as url:
-        prometheus.push(sick, url, "prod")
+        prometheus.push(failing, url, "prod")
     ((command, path, text),) = received
     assert (command, path) == ("PUT", "/metrics/job/training_checklist/cluster/prod")
     assert 'training_checklist_verdict{cluster="prod"} 2.0' in text
     with pytest.raises(UserError, match="did not take the metrics"):
-        prometheus.push(sick, "http://127.0.0.1:9")
+        prometheus.push(failing, "http://127.0.0.1:9")
     with pytest.raises(UserError, match="is no http"):
         prometheus.check_gateway("gateway:9091")
 

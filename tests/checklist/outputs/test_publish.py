@@ -20,7 +20,7 @@ from tests.checklist.servers import SECRET, Api, hook, kubeconfig, nodes_api
 
 
 @pytest.fixture(scope="module")
-def sick() -> Result:
+def failing() -> Result:
     share = {2: 0.25}
     return judge(with_pairs(gpu_run(8), Cluster(nodes=8, speed=45, transmit=share, receive=share)))
 
@@ -38,7 +38,7 @@ def reported(reports: tuple[Report, ...]) -> dict[str, tuple[bool, str]]:
 
 
 def test_every_requested_output_gets_the_result(
-    sick: Result, api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    failing: Result, api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outputs = Outputs(
         webhook=True,
@@ -52,7 +52,7 @@ def test_every_requested_output_gets_the_result(
         monkeypatch.setenv(URL_VARIABLE, url)
         assert check(outputs) == ()
         assert received == [], "asking whether it is there sends no message"
-        reports = publish(sick, outputs)
+        reports = publish(failing, outputs)
 
     assert not any(item.failed for item in reports)
     assert api.marked() == ["host-2"]
@@ -63,17 +63,17 @@ def test_every_requested_output_gets_the_result(
 
 
 def test_cloudwatch_lines_are_appended_to_a_file_or_written_to_standard_output(
-    sick: Result, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    failing: Result, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for _ in range(2):
-        publish(sick, Outputs(cloudwatch=str(tmp_path / "emf.log")))
+        publish(failing, Outputs(cloudwatch=str(tmp_path / "emf.log")))
     assert len((tmp_path / "emf.log").read_text().splitlines()) == 2
-    publish(sick, Outputs(cloudwatch="-"))
+    publish(failing, Outputs(cloudwatch="-"))
     assert json.loads(capsys.readouterr().out)["Verdict"] == 2
 
 
 def test_a_failing_output_is_reported_in_one_line_and_all_others_get_the_result(
-    sick: Result, api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    failing: Result, api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(URL_VARIABLE, f"http://127.0.0.1:9/services/{SECRET}")
     (tmp_path / "taken.prom").mkdir()
@@ -91,7 +91,7 @@ def test_a_failing_output_is_reported_in_one_line_and_all_others_get_the_result(
         'ClusterRole with verbs ["get", "list", "patch"] on resources ["nodes"], bound to this account.',
         f"The webhook in ${URL_VARIABLE} cannot be reached: no connection (ConnectionRefusedError).",
     )
-    reports = reported(publish(sick, outputs))
+    reports = reported(publish(failing, outputs))
 
     assert {output: failed for output, (failed, _) in reports.items()} == {
         "prometheus": True,
@@ -106,13 +106,13 @@ def test_a_failing_output_is_reported_in_one_line_and_all_others_get_the_result(
 
 
 def test_an_unexpected_exception_of_an_output_is_reported_without_its_message(
-    sick: Result, monkeypatch: pytest.MonkeyPatch
+    failing: Result, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: Any, **__: Any) -> None:
         raise RuntimeError(SECRET)
 
     monkeypatch.setattr("checklist.outputs.webhook.send", broken)
-    (report,) = publish(sick, Outputs(webhook=True))
+    (report,) = publish(failing, Outputs(webhook=True))
     assert report == Report(output="webhook", failed=True, lines=("Unexpected RuntimeError.",))
 
 

@@ -51,11 +51,11 @@ def node(server: ControlPlane) -> dict[str, Any]:
     return node_object
 
 
-def ours(server: ControlPlane) -> list[dict[str, str]]:
+def own_taints(server: ControlPlane) -> list[dict[str, str]]:
     return [item for item in node(server)["spec"].get("taints") or [] if item["key"] == KEY]
 
 
-def after_others(server: ControlPlane) -> Callable[..., None]:
+def after_concurrent_change(server: ControlPlane) -> Callable[..., None]:
     """Change the node once right before Cluster.patch, as a concurrent writer does."""
     original_patch, todo = taint.Cluster.patch, ["label"]
 
@@ -83,17 +83,17 @@ def test_taints_need_the_infra_role_and_are_set_respected_by_training_and_remove
     wait_for(lambda: check(outputs) == (), 60, "the role counts")
     (report,) = publish(SICK, outputs)
     assert not report.failed, report.lines
-    assert ours(server) == [{"key": KEY, "value": "true", "effect": EFFECT}]
+    assert own_taints(server) == [{"key": KEY, "value": "true", "effect": EFFECT}]
     assert "host-2 is slow" in node(server)["metadata"]["annotations"][KEY]
     checked = gate.Checked(run="ChecklistFlow/7", result=SICK, age_s=60)
     assert gate.exclude_nodes(checked, "kubernetes").lines == (f"Excluded by their taint {KEY}: host-2.",)
 
     publish(judge(gpu_run(8, started_unix=2_000.0)), outputs)
-    assert ours(server) == []
+    assert own_taints(server) == []
     with monkeypatch.context() as patched:
-        patched.setattr(taint.Cluster, "patch", after_others(server))
+        patched.setattr(taint.Cluster, "patch", after_concurrent_change(server))
         (report,) = publish(SICK, outputs)
-    assert (report.failed, len(ours(server))) == (False, 1), report.lines
+    assert (report.failed, len(own_taints(server))) == (False, 1), report.lines
     assert node(server)["metadata"]["labels"]["somebody"] == "else"
     publish(judge(gpu_run(8, started_unix=2_000.0)), outputs)
     publish(SICK, Outputs(mark="label", apply=True))

@@ -16,7 +16,7 @@ from tests.checklist.runs import facts
 Answer = Callable[[str, int, Mapping[str, Any]], Any]  # what, rank, arguments -> the rank's reply
 
 
-class Answered(Session):
+class ScriptedSession(Session):
     """Nodes of one rank each on separate hosts; ``answer`` returns the reply of a rank."""
 
     def __init__(self, nodes: int, answer: Answer, **options: Any) -> None:

@@ -42,7 +42,7 @@ from launchers.cluster.rendezvous import Beat
 SHORT = Limits(rendezvous=5.0, operation=2.0, settle=0.5, lost_after=3.0)
 
 
-def place(node: int, nodes: int = 2, **overrides: object) -> Rendezvous:
+def rendezvous_of(node: int, nodes: int = 2, **overrides: object) -> Rendezvous:
     port = overrides.pop("port", None) or 20_000 + secrets.randbelow(9_000)
     values = {"secret": Secret("s"), **overrides}
     return of_node(node=node, nodes=nodes, processes=1, host="127.0.0.1", port=port, **values)  # type: ignore[arg-type]
@@ -59,7 +59,7 @@ def worker(tmp_path: Path) -> object:
 
 
 def test_a_duplicate_rank_is_refused_with_both_hosts_named() -> None:
-    first = place(0)
+    first = rendezvous_of(0)
     with contextlib.closing(Hub(first, SHORT)) as hub:
         link = join(first, SHORT)
         with pytest.raises(UserError, match="claims rank 0, and so does"):
@@ -71,10 +71,10 @@ def test_a_duplicate_rank_is_refused_with_both_hosts_named() -> None:
 def test_a_rank_of_a_job_of_another_size_is_refused() -> None:
     port = 20_000 + secrets.randbelow(9_000)
     with (
-        contextlib.closing(Hub(place(0, 2, port=port), SHORT)),
+        contextlib.closing(Hub(rendezvous_of(0, 2, port=port), SHORT)),
         pytest.raises(UserError, match="expects 3 ranks, rank 0 2"),
     ):
-        join(place(2, 3, port=port), SHORT)
+        join(rendezvous_of(2, 3, port=port), SHORT)
 
 
 @pytest.mark.parametrize(
@@ -82,23 +82,23 @@ def test_a_rank_of_a_job_of_another_size_is_refused() -> None:
 )
 def test_members_with_another_job_or_secret_are_refused(differs: dict[str, object]) -> None:
     port = 20_000 + secrets.randbelow(9_000)
-    with contextlib.closing(Hub(place(0, port=port), SHORT)) as hub:
+    with contextlib.closing(Hub(rendezvous_of(0, port=port), SHORT)) as hub:
         with pytest.raises(UserError, match="could not be reached"):
-            join(place(1, port=port, **differs), Limits(rendezvous=0.4))
+            join(rendezvous_of(1, port=port, **differs), Limits(rendezvous=0.4))
         assert hub.peers() == {}
 
 
 def test_the_end_of_a_run_reaches_a_node_agent_that_is_still_sending() -> None:
-    main_place = place(1)
+    main_place = rendezvous_of(1)
     hub = Hub(main_place, SHORT)
     link = join(main_place, SHORT)
-    over = threading.Event()
+    stop = threading.Event()
 
-    def talk() -> None:
-        while not over.is_set() and link.send(Beat()):
+    def send_beats() -> None:
+        while not stop.is_set() and link.send(Beat()):
             pass
 
-    talking = threading.Thread(target=talk, daemon=True)
+    talking = threading.Thread(target=send_beats, daemon=True)
     talking.start()
     try:
         hub.send(End(measurements={"x": "x" * 200_000}))
@@ -107,7 +107,7 @@ def test_the_end_of_a_run_reaches_a_node_agent_that_is_still_sending() -> None:
         time.sleep(0.3)  # a reader that is late
         assert len(link.receive().measurements["x"]) == 200_000
     finally:
-        over.set()
+        stop.set()
         link.close()
         talking.join(5)
         leaving.join(10)
@@ -130,7 +130,7 @@ def test_a_late_stopped_or_silent_rank_is_named_and_none_if_all_are_equal(
 
 
 def test_a_request_to_nodes_that_have_not_joined_ends_at_once() -> None:
-    main_place = place(0)
+    main_place = rendezvous_of(0)
     with contextlib.closing(Hub(main_place, SHORT)) as hub:
         begin = time.monotonic()
         outcome = Requests(hub, SHORT).request("facts", {0: {}}, limit_s=30)
@@ -139,7 +139,7 @@ def test_a_request_to_nodes_that_have_not_joined_ends_at_once() -> None:
 
 
 def test_a_rank_that_died_while_idle_is_recorded_once_and_not_waited_for() -> None:
-    main_place = place(0)
+    main_place = rendezvous_of(0)
     with contextlib.closing(Hub(main_place, SHORT)) as hub:
         first = join(main_place, SHORT)
         second = join(replace(main_place, ranks=(1,), node=1), SHORT)
@@ -164,7 +164,7 @@ def test_a_rank_that_died_while_idle_is_recorded_once_and_not_waited_for() -> No
 
 
 def test_every_node_gets_a_condensed_large_run_and_rank_0_has_the_complete_run() -> None:
-    main_place = place(0)
+    main_place = rendezvous_of(0)
     hub = Hub(main_place, SHORT)
     nodes = range(120)
     probes = [
@@ -198,8 +198,8 @@ def test_a_long_run_prints_its_progress_every_few_seconds(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(coordinator_module, "PROGRESS_S", 0.1)
-    hub = Hub(place(0), SHORT)
-    coordinator = Coordinator(Options(device="cpu"), place(0), hub, replace(SHORT, rendezvous=65.0))
+    hub = Hub(rendezvous_of(0), SHORT)
+    coordinator = Coordinator(Options(device="cpu"), rendezvous_of(0), hub, replace(SHORT, rendezvous=65.0))
     try:
         threading.Thread(target=coordinator.run, daemon=True).start()
         reported = ""
@@ -217,7 +217,7 @@ def test_a_long_run_prints_its_progress_every_few_seconds(
 
 
 def test_measurements_are_shown_as_soon_as_a_node_is_lost() -> None:
-    main_place = place(0)
+    main_place = rendezvous_of(0)
     with contextlib.closing(Hub(main_place, SHORT)) as hub:
         first = join(main_place, SHORT)
         second = join(replace(main_place, ranks=(1,), node=1), SHORT)
@@ -277,7 +277,7 @@ def test_a_stopped_worker_is_killed_at_the_end(worker: object) -> None:
 def test_a_run_with_a_missing_rank_ends_and_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setattr("checklist.run.node_agent.limits_of", lambda _: Limits(rendezvous=1.0, run=60))
-    measured = run(Options(device="cpu", only=("ranks", "correctness")), place(0, simulated=True))
+    measured = run(Options(device="cpu", only=("ranks", "correctness")), rendezvous_of(0, simulated=True))
 
     assert isinstance(measured, Measurements)
     assert [fact.rank for fact in measured.facts] == [0]
@@ -347,7 +347,7 @@ def test_a_rendezvous_needs_the_variables_of_a_launcher() -> None:
 
 
 def test_no_rank_is_blamed_if_the_phase_ends_before_the_operation_limit() -> None:
-    main_place = place(0, 1)
+    main_place = rendezvous_of(0, 1)
     with contextlib.closing(Hub(main_place, SHORT)) as hub:
         link = join(main_place, SHORT)
 

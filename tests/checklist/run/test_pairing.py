@@ -11,7 +11,7 @@ import pytest
 
 from checklist.round_robin import schedule
 from checklist.run.pairing import pairs
-from tests.checklist.run.sessions import Answered
+from tests.checklist.run.sessions import ScriptedSession
 from tests.checklist.runs import facts
 
 NIGHT = 20_000
@@ -25,7 +25,7 @@ def test_an_impossible_duration_of_a_sender_is_recorded_and_makes_no_pair(second
         odd = (rank, reported["address"]) == (2, "10.0.0.1")
         return {"seconds": [0.1, seconds] if odd else [0.1] * 5, "bytes": 10**9, "error": None}
 
-    run = Answered(4, answer)
+    run = ScriptedSession(4, answer)
     assert pairs(run) is None
     assert {(one.check, one.rank, one.node, one.dst) for one in run.results.unsound} == {("pairs", 2, 2, 0)}
     measured = {(pair.src, pair.dst) for pair in run.results.pairs}
@@ -54,7 +54,7 @@ def test_above_32_nodes_a_link_slow_in_screening_is_measured_even_if_no_round_co
         other = int(reported["address"].split(".")[-1]) - 1
         return {"seconds": [0.2 if {rank, other} == set(slow) else 0.1] * 5, "bytes": 10**9, "error": None}
 
-    run = Answered(nodes, answer)
+    run = ScriptedSession(nodes, answer)
     run.began_unix = NIGHT * 86_400.0
     assert pairs(run) is None
     alone = {(pair.src, pair.dst) for pair in run.results.pairs if pair.alone}
@@ -71,7 +71,7 @@ def test_over_nccl_the_bandwidth_of_gpus_and_nodes_is_stored() -> None:
         slow = 2.0 if rank == 6 else 1.0
         return {"there": [0.1 * slow, 0.2], "back": [0.1, 0.2], "bytes": 10**9}
 
-    run = Answered(8, answer)
+    run = ScriptedSession(8, answer)
     run.device, run.backend = "cuda", "nccl"
     run.nodes = {rank: rank // 4 for rank in range(8)}
     run.results.facts = {rank: facts(rank, 4) for rank in range(8)}

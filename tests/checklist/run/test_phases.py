@@ -12,18 +12,18 @@ from checklist.measurements import Diagnosed, to_dict
 from checklist.run import phases
 from checklist.run.pairing import PhaseSkipped
 from checklist.run.phases import diag
-from tests.checklist.run.sessions import Answered
+from tests.checklist.run.sessions import ScriptedSession
 from tests.checklist.runs import facts, healthy_gpu
 
 
-def deep(requests: list[tuple[str, int, Mapping[str, Any]]]) -> Answered:
+def deep(requests: list[tuple[str, int, Mapping[str, Any]]]) -> ScriptedSession:
     """Three nodes of two GPUs each; the first ranks have joined."""
 
     def answer(request_name: str, rank: int, arguments: Mapping[str, Any]) -> Any:
         requests.append((request_name, rank, arguments))
         return to_dict(Diagnosed(node=rank, level=arguments["level"], passed=("memory",)))
 
-    run = Answered(3, answer, profile="deep")
+    run = ScriptedSession(3, answer, profile="deep")
     run.device, run.phase_ends = "cuda", time.monotonic() + 900
     run.results.facts = {rank: facts(rank, 2) for rank in range(6)}
     return run
@@ -59,7 +59,7 @@ def test_samples_of_a_gpu_under_load_are_returned_with_its_health_afterwards() -
         assert (request_name, arguments) == ("health", {"when": "after"})
         return [to_dict(healthy_gpu(rank, 1, when)) for when in ("loaded", "after")][rank:]
 
-    run = Answered(3, answer)
+    run = ScriptedSession(3, answer)
     phases._health(run, "after")
     assert run.results.health == [], "there are no GPUs"
     run.device = "cuda"

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks import network_faults
 from tests.checklist import netns
-from tests.checklist.netns import Bed, bed
+from tests.checklist.netns import BridgedHosts, bridged_hosts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,13 +51,13 @@ def test_a_fault_is_named_within_the_time_limit_and_no_process_remains(
 def measured(
     folder: Path,
     hosts: int,
-    fault: Callable[[Bed], object],
+    fault: Callable[[BridgedHosts], object],
     *arguments: str,
     dual: bool = False,
     **overrides: Any,
 ) -> Result:
     """Return the result after checking that every process ended by itself and left nothing behind."""
-    with bed(hosts, dual=dual) as made:
+    with bridged_hosts(hosts, dual=dual) as made:
         fault(made)
         job = made.run(folder, *arguments, limit_s=LIMIT_S, **overrides)
         codes = [process.returncode for process in job.processes]
@@ -89,7 +89,7 @@ def test_a_cut_pair_is_named_by_the_mesh_in_seconds_and_hangs_no_collective(tmp_
 @pytest.mark.slow
 @pytest.mark.nightly
 def test_a_slow_connection_is_retried_and_not_named(tmp_path: Path) -> None:
-    result = measured(tmp_path, 4, lambda made: made.cut_at_first(1, 3), "--only", "mesh")
+    result = measured(tmp_path, 4, lambda made: made.drop_first_packets(1, 3), "--only", "mesh")
 
     assert result.verdict == "PASS", result.headline
     assert "Connections that succeeded only on the second try: 1." in result.notes
@@ -100,7 +100,7 @@ def test_a_slow_connection_is_retried_and_not_named(tmp_path: Path) -> None:
 def test_a_host_with_a_blocked_address_family_joins_and_the_working_family_is_reported(
     tmp_path: Path,
 ) -> None:
-    def fault(made: Bed) -> None:
+    def fault(made: BridgedHosts) -> None:
         for host in range(3):
             both = [(made.ipv6_address(other), made.address(other), f"h{other}") for other in range(3)]
             ways = "".join(f"{ipv6} {name}\n{ipv4} {name}\n" for ipv6, ipv4, name in both)
@@ -119,7 +119,7 @@ def test_a_host_with_a_blocked_address_family_joins_and_the_working_family_is_re
 def test_blocked_control_ports_are_distinguished_from_an_unreachable_host(
     tmp_path: Path,
 ) -> None:
-    with bed(2) as made:
+    with bridged_hosts(2) as made:
         made.block_ports(0, "29517:29524")
         job = made.run(tmp_path, *NETWORK, limit_s=LIMIT_S)
 
@@ -131,7 +131,7 @@ def test_blocked_control_ports_are_distinguished_from_an_unreachable_host(
 
 @pytest.mark.slow
 def test_an_unreachable_host_is_named_and_all_others_end_within_the_time_limit(tmp_path: Path) -> None:
-    with bed(3) as made:
+    with bridged_hosts(3) as made:
         job = made.start(tmp_path, *network_faults.WORLD)
         assert network_faults.wait_until(made, job, "collectives")
         for pid in made.pids(2):

@@ -20,7 +20,7 @@ from checklist.run.rendezvous import Rendezvous, of_node
 from checklist.run.worker_process import WorkerProcess
 from checklist.verdict import judge
 from launchers.cluster.endpoint import Secret
-from tests.launchers.cluster.strangers import common, greets, storm, through
+from tests.launchers.cluster.strangers import common, completes_greeting, forwarded_port, repeated_attacks
 
 ROOT = Path(__file__).parents[3]
 LIMITS = Limits(rendezvous=20.0, operation=2.0, settle=0.5, lost_after=3.0)
@@ -31,7 +31,7 @@ LIES = (
 )
 
 
-def place(node: int, port: int, secret: Secret, host: str = "127.0.0.1") -> Rendezvous:
+def rendezvous_of(node: int, port: int, secret: Secret, host: str = "127.0.0.1") -> Rendezvous:
     return of_node(
         node=node, nodes=2, processes=1, host=host, port=port, secret=secret, run="job", simulated=True
     )
@@ -50,13 +50,15 @@ def test_a_checklist_passes_while_unknown_clients_connect(
     ends: dict[int, Measurements] = {}
 
     def one(node: int) -> None:
-        ends[node] = run(options, place(node, port, secret))
+        ends[node] = run(options, rendezvous_of(node, port, secret))
 
-    ports = place(0, port, secret).ports
+    ports = rendezvous_of(0, port, secret).ports
     forged = [
-        greets("checklist/job", known_secret, CLAIM, lie) for known_secret in ("", "guessed") for lie in LIES
+        completes_greeting("checklist/job", known_secret, CLAIM, lie)
+        for known_secret in ("", "guessed")
+        for lie in LIES
     ]
-    with storm(ports[:1], [*common(), *forged]) as tried:
+    with repeated_attacks(ports[:1], [*common(), *forged]) as tried:
         first = threading.Thread(target=one, args=(0,), daemon=True)
         first.start()
         time.sleep(2)  # the strangers are there first
@@ -80,9 +82,9 @@ def test_a_checklist_passes_while_unknown_clients_connect(
 
 def test_a_disconnected_node_agent_is_reported_and_may_rejoin() -> None:
     secret, port = Secret.make(), new_port()
-    main_place = place(0, port, secret)
+    main_place = rendezvous_of(0, port, secret)
     with contextlib.closing(Hub(main_place, LIMITS)) as hub:
-        with through(main_place.ports[0]) as (other, cut):
+        with forwarded_port(main_place.ports[0]) as (other, cut):
             far = of_node(node=1, nodes=2, processes=1, host="127.0.0.1", secret=secret, run="job")
             far = type(far)(**{**_fields(far), "ports": (other,)})
             first = join(far, LIMITS)
@@ -92,7 +94,7 @@ def test_a_disconnected_node_agent_is_reported_and_may_rejoin() -> None:
             assert (event.peer.request.node, "broke" in (event.lost or "")) == (1, True)
             print(f"told after {time.monotonic() - begin:.2f} s")
             first.close()
-        rejoined = join(place(1, port, secret), LIMITS)
+        rejoined = join(rendezvous_of(1, port, secret), LIMITS)
         assert set(hub.peers()) == {1}
         assert hub.refused() == []
         rejoined.close()
@@ -114,8 +116,11 @@ def _fields(rendezvous: Rendezvous) -> dict[str, object]:
 )
 def test_an_invalid_message_gives_one_line_and_ends_only_that_connection(frame: bytes) -> None:
     secret, port = Secret.make(), new_port()
-    with contextlib.closing(Hub(place(0, port, secret), LIMITS)) as hub:
-        other, member = join(place(0, port, secret), LIMITS), join(place(1, port, secret), LIMITS)
+    with contextlib.closing(Hub(rendezvous_of(0, port, secret), LIMITS)) as hub:
+        other, member = (
+            join(rendezvous_of(0, port, secret), LIMITS),
+            join(rendezvous_of(1, port, secret), LIMITS),
+        )
         member._socket.sendall(len(frame).to_bytes(4, "big") + frame)
         event = hub.events.get(timeout=5)
         assert "not of this protocol" in (event.lost or "")
@@ -128,8 +133,8 @@ def test_an_invalid_message_gives_one_line_and_ends_only_that_connection(frame: 
 
 def test_a_member_can_report_for_its_own_ranks_only() -> None:
     secret, port = Secret.make(), new_port()
-    with contextlib.closing(Hub(place(0, port, secret), LIMITS)) as hub:
-        member = join(place(1, port, secret), LIMITS)
+    with contextlib.closing(Hub(rendezvous_of(0, port, secret), LIMITS)) as hub:
+        member = join(rendezvous_of(1, port, secret), LIMITS)
         member.send(WorkerReply(rank=0, reply=Reply(kind="done", id=1)))
         assert "a message of rank 0, which it has not" in (hub.events.get(timeout=5).lost or "")
         member.close()
@@ -137,8 +142,8 @@ def test_a_member_can_report_for_its_own_ranks_only() -> None:
 
 def test_node_agents_connect_over_ipv6() -> None:
     secret, port = Secret.make(), new_port()
-    with contextlib.closing(Hub(place(0, port, secret, host="::1"), LIMITS)) as hub:
-        member = join(place(1, port, secret, host="::1"), LIMITS)
+    with contextlib.closing(Hub(rendezvous_of(0, port, secret, host="::1"), LIMITS)) as hub:
+        member = join(rendezvous_of(1, port, secret, host="::1"), LIMITS)
         assert set(hub.peers()) == {1}
         member.close()
 
@@ -164,7 +169,7 @@ def test_the_secret_of_a_local_run_is_neither_in_arguments_nor_in_the_environmen
 ) -> None:
     secret = Secret.make()
     options = Options(device="cpu", nodes=2, gpus_per_node=1, only=("ranks",))
-    process = local._start(options, place(1, new_port(), secret), (), tmp_path)
+    process = local._start(options, rendezvous_of(1, new_port(), secret), (), tmp_path)
     try:
         for name, expected_marker in (
             ("cmdline", b"checklist.run.local"),

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from checklist.run.sweep import sweep
-from tests.checklist.run.sessions import Answered
+from tests.checklist.run.sessions import ScriptedSession
 
 
 @pytest.mark.parametrize("seconds", [math.nan, math.inf, -1.0, 0.0])
@@ -16,7 +16,7 @@ def test_an_impossible_duration_of_a_rank_is_recorded_and_not_used(seconds: floa
         assert request_name == "time"
         return {"seconds": [0.1, seconds if rank == 1 else 0.1], "wrong": 0, "chosen": None}
 
-    run = Answered(2, answer)
+    run = ScriptedSession(2, answer)
     run.phase_ends = math.inf
     assert sweep(run, (0, 1)) is None
     assert {(one.rank, one.node) for one in run.results.unsound} == {(1, 1)}

@@ -87,11 +87,11 @@ def storage(url: str, store: ObjectStore, clock: Clock, monkeypatch: pytest.Monk
     return S3Storage(f"{ROOT}/Flow", clock.patience())
 
 
-def goes(faults: Faults) -> None:
+def stop_responding(faults: Faults) -> None:
     faults.gone = True
 
 
-def comes(faults: Faults) -> None:
+def recover(faults: Faults) -> None:
     faults.gone, faults.expired, faults.busy_share = False, False, 0.0
 
 
@@ -99,13 +99,13 @@ def expires(faults: Faults) -> None:
     faults.expired = True
 
 
-def is_busy(faults: Faults) -> None:
+def reject_requests(faults: Faults) -> None:
     faults.busy_share = 1.0
 
 
-@pytest.mark.parametrize("hurt", [goes, is_busy, expires])
+@pytest.mark.parametrize("inject_fault", [stop_responding, reject_requests, expires])
 def test_requests_during_an_s3_outage_succeed_afterwards_and_the_wait_is_reported_once(
-    storage: S3Storage, faults: Faults, clock: Clock, tmp_path: Path, hurt: Callable[[Faults], None]
+    storage: S3Storage, faults: Faults, clock: Clock, tmp_path: Path, inject_fault: Callable[[Faults], None]
 ) -> None:
     (tmp_path / "file").write_bytes(b"weights")
     storage.put_bytes("a", b"1")
@@ -119,8 +119,8 @@ def test_requests_during_an_s3_outage_succeed_afterwards_and_the_wait_is_reporte
     ]
     answers = []
     for number, ask in enumerate(calls, start=1):
-        hurt(faults)
-        clock.then[clock.now + 20] = lambda: comes(faults)
+        inject_fault(faults)
+        clock.then[clock.now + 20] = lambda: recover(faults)
         answers.append(ask())
         assert len(clock.said) == number, clock.said
     assert answers == [b"1", None, None, 7, ["a", "b"], True]
@@ -131,29 +131,29 @@ def test_requests_during_an_s3_outage_succeed_afterwards_and_the_wait_is_reporte
 
 
 @pytest.mark.parametrize(
-    ("hurt", "expected"),
+    ("inject_fault", "expected"),
     [
-        (goes, rf"The datastore {ROOT}/Flow has not responded for 2 min \(\w+\)"),
-        (is_busy, r"has not responded for 2 min \(503\)"),
+        (stop_responding, rf"The datastore {ROOT}/Flow has not responded for 2 min \(\w+\)"),
+        (reject_requests, r"has not responded for 2 min \(503\)"),
         (expires, rf"{ROOT}/Flow: the AWS credentials have expired"),
     ],
 )
 def test_a_long_outage_is_an_error_after_its_time_limit_and_later_requests_do_not_wait(
-    storage: S3Storage, faults: Faults, clock: Clock, hurt: Callable[[Faults], None], expected: str
+    storage: S3Storage, faults: Faults, clock: Clock, inject_fault: Callable[[Faults], None], expected: str
 ) -> None:
     storage.put_bytes("a", b"1")
-    hurt(faults)
+    inject_fault(faults)
     for _ in range(2):
         with pytest.raises(UserError, match=expected if clock.now == 0 else None):
             storage.size("a")  # a HEAD, to which S3 says 400 and no reason
         assert clock.now == AWAY_S
 
 
-@pytest.mark.parametrize(("hurt", "waited"), [(goes, FIRST_S), (expires, 0.0)])
+@pytest.mark.parametrize(("inject_fault", "waited"), [(stop_responding, FIRST_S), (expires, 0.0)])
 def test_a_datastore_that_never_responded_is_abandoned_early(
-    storage: S3Storage, faults: Faults, clock: Clock, hurt: Callable[[Faults], None], waited: float
+    storage: S3Storage, faults: Faults, clock: Clock, inject_fault: Callable[[Faults], None], waited: float
 ) -> None:
-    hurt(faults)
+    inject_fault(faults)
     with pytest.raises(UserError):
         storage.get_bytes("a")
     assert clock.now == waited
@@ -163,12 +163,12 @@ def test_the_time_limit_of_an_outage_starts_at_the_last_response(
     storage: S3Storage, faults: Faults, clock: Clock
 ) -> None:
     waits = clock.patience(has_responded=True)
-    goes(faults)
+    stop_responding(faults)
     clock.now = 10_000.0
     with pytest.raises(UserError):
         waits.call(ROOT, lambda: storage._client.list_objects_v2(Bucket=BUCKET), since=clock.now - 40)
     assert clock.now == 10_000.0 + AWAY_S - 40
-    clock.then[clock.now + FIRST_S / 2] = lambda: comes(faults)
+    clock.then[clock.now + FIRST_S / 2] = lambda: recover(faults)
     other = clock.patience(has_responded=True)
     assert other.call(ROOT, lambda: storage._client.list_objects_v2(Bucket=BUCKET), since=0.0)
 
@@ -183,14 +183,16 @@ def test_permanent_errors_of_s3_are_not_retried(storage: S3Storage, clock: Clock
 JOB = WaitedJob(backend="kubernetes", kind="jobset", name="js-1", namespace="n")
 
 
-@pytest.mark.parametrize(("hurt", "expected"), [(goes, "has not responded"), (expires, "have expired")])
+@pytest.mark.parametrize(
+    ("inject_fault", "expected"), [(stop_responding, "has not responded"), (expires, "have expired")]
+)
 def test_a_step_whose_datastore_remains_unreachable_is_ended_with_its_containers(
     url: str,
     store: ObjectStore,
     faults: Faults,
     clock: Clock,
     monkeypatch: pytest.MonkeyPatch,
-    hurt: Callable[[Faults], None],
+    inject_fault: Callable[[Faults], None],
     expected: str,
 ) -> None:
     from metaflow import metaflow_config
@@ -208,7 +210,7 @@ def test_a_step_whose_datastore_remains_unreachable_is_ended_with_its_containers
     )
     watch(JOB)
     waiting_datastore.probe_once("s3://no-such-bucket/metaflow")  # an answer, too
-    hurt(faults)
+    inject_fault(faults)
     watch(JOB)  # it has just looked
     clock.now += waiting_datastore.PROBE_EVERY_S
     with pytest.raises(UserError, match=rf"{ROOT}.*{expected}.*; jobset js-1 was removed\."):

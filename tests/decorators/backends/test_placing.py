@@ -41,13 +41,13 @@ def own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pending, "_installed", False)
 
 
-def _asked(step: RecordedStep, options: Options = QUIET, request: Request = REQUEST) -> StepRequest:
+def _step_request(step: RecordedStep, options: Options = QUIET, request: Request = REQUEST) -> StepRequest:
     return build_step_request(cast("StepView", step), request, options)
 
 
 def _place(backend: Backend, options: Options = QUIET, **values: Any) -> RecordedStep:
     step = RecordedStep(backend, **values)
-    placing.place(cast("StepView", step), _asked(step, options))
+    placing.place(cast("StepView", step), _step_request(step, options))
     return step
 
 
@@ -70,7 +70,7 @@ def test_decisions_of_the_launch_reach_the_process_that_waits_for_the_job() -> N
 def test_a_single_node_step_has_no_network_variables_for_any_plan() -> None:
     """A single container on Batch has the interfaces of the host; gloo would not find its own."""
     alone = RecordedStep("kubernetes", parallel=False)
-    placing.place(cast("StepView", alone), _asked(alone))
+    placing.place(cast("StepView", alone), _step_request(alone))
     assert alone.environment == {}
     os.environ.pop(pending.TIMEOUT_VARIABLE)
     placing.apply_launch(cast("StepView", alone))
@@ -81,7 +81,7 @@ def test_a_variable_set_by_the_user_is_kept_at_launch_and_in_the_waiting_process
     variables = {"vars": {"FI_PROVIDER": "tcp", "NCCL_NET_PLUGIN": "none", "HF_HOME": "/cache"}}
     step = RecordedStep("kubernetes")
     step.set_values("environment", variables)
-    placing.place(cast("StepView", step), _asked(step))
+    placing.place(cast("StepView", step), _step_request(step))
     assert step.environment == variables["vars"]
     waiting = RecordedStep("kubernetes")
     waiting.set_values("environment", variables)
@@ -96,12 +96,14 @@ def test_a_variable_set_by_the_user_is_kept_at_launch_and_in_the_waiting_process
 def test_sizes_lowered_to_fit_a_node_are_noted_in_the_plan_except_those_of_the_user() -> None:
     plan = planned("llama-8b", "lora", "L40S", 1)
     plan = replace(plan, request=replace(plan.request, memory_mib=60_000))  # g6e.xlarge has 32 GiB
-    step_request = _asked(RecordedStep("kubernetes"), request=plan.request)
+    step_request = _step_request(RecordedStep("kubernetes"), request=plan.request)
     [note] = placing.note_lowered_sizes(plan, step_request).overrides
     assert note.name == "memory_mib"
     user_values = {"memory": UserValue(value="60000", by="--with kubernetes:memory=")}
     assert placing.note_lowered_sizes(plan, replace(step_request, user_values=user_values)).overrides == ()
-    assert placing.note_lowered_sizes(plan, _asked(RecordedStep("batch"), request=plan.request)) is plan
+    assert (
+        placing.note_lowered_sizes(plan, _step_request(RecordedStep("batch"), request=plan.request)) is plan
+    )
 
 
 def test_a_step_of_another_size_is_inspected_with_its_own_request(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,21 +130,21 @@ def test_pod_settings_of_a_step_are_equal_before_and_after_placing() -> None:
     """Otherwise the cluster would be queried again for each step of a run."""
     toleration = {"key": "team", "operator": "Exists"}
     step = RecordedStep("kubernetes", tolerations=[toleration])
-    before = PodSettings.of(_asked(step))
+    before = PodSettings.of(_step_request(step))
     assert before.tolerations == (Toleration(key="team", effect="", value=None),)
-    placing.place(cast("StepView", step), _asked(step))
+    placing.place(cast("StepView", step), _step_request(step))
     assert len(step.set["kubernetes"]["tolerations"]) == 2
-    assert PodSettings.of(_asked(step)) == before
+    assert PodSettings.of(_step_request(step)) == before
 
 
 def test_only_the_tolerations_of_the_user_are_inspected_if_they_are_set() -> None:
     """They replace those of the table; a node with a taint of the table would not accept the pod."""
     user_tolerations = {"key": "nvidia.com/gpu", "value": "mine", "effect": "NoSchedule"}
     step = RecordedStep("kubernetes", written=("tolerations",), tolerations=[user_tolerations])
-    pods = PodSettings.of(_asked(step))
+    pods = PodSettings.of(_step_request(step))
     assert not pods.tolerate_gpu_taints
     assert pods.tolerations == (Toleration(key="nvidia.com/gpu", effect="NoSchedule", value="mine"),)
-    placing.place(cast("StepView", step), _asked(step))
+    placing.place(cast("StepView", step), _step_request(step))
     assert step.values("kubernetes")["tolerations"] == [user_tolerations]
 
 
@@ -154,9 +156,12 @@ def test_the_preflight_checks_a_data_step_if_only_that_step_runs_on_the_cluster(
         KUBERNETES, preflight=lambda step_request: preflights.append(step_request) or ClusterFacts()
     )
     monkeypatch.setitem(BACKENDS, "kubernetes", asking)
-    step, training = RecordedStep("kubernetes", namespace="train"), _asked(RecordedStep("local"), Options())
+    step, training = (
+        RecordedStep("kubernetes", namespace="train"),
+        _step_request(RecordedStep("local"), Options()),
+    )
     data = request_for(planned("llama-70b", "full", "H100", 4), "data")
-    step_request = _asked(step, Options(), data)
+    step_request = _step_request(step, Options(), data)
     placing.place(cast("StepView", step), step_request, training)
     assert preflights == [step_request]
 

@@ -15,14 +15,14 @@ from estimator.errors import UserError
 
 def wait_for_samples(node):
     """Wait until the profiler of each node has sampled while both hold their memory."""
-    meet("holds", node)
+    wait_for_peer("holds", node)
     before = current_profile().measured().samples
     while current_profile().measured().samples < before + 2:
         time.sleep(0.05)
-    meet("sampled", node)
+    wait_for_peer("sampled", node)
 
 
-def meet(name, node):
+def wait_for_peer(name, node):
     Path(f"{name}-{node}").touch()
     while not Path(f"{name}-{1 - node}").exists():
         time.sleep(0.05)

@@ -162,6 +162,6 @@ def test_an_unexpected_exception_is_not_hidden(failing: list[BaseException]) -> 
 
 
 def test_the_example_plan_of_a_cannot_fit_error_is_printed(failing: list[BaseException]) -> None:
-    wanted = make_plan({"model": "llama-8b"}, "kubernetes")
-    failing.append(CannotFit("It does not fit here.", example_plan=wanted))
+    plan_of_job = make_plan({"model": "llama-8b"}, "kubernetes")
+    failing.append(CannotFit("It does not fit here.", example_plan=plan_of_job))
     assert "A100-80GB" in run("models").stderr

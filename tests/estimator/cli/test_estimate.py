@@ -15,15 +15,15 @@ from tests.estimator.cli.estimates import answer, run, setup
 
 
 def test_json_has_the_values_of_the_estimator() -> None:
-    found = answer(
+    response = answer(
         "--model", "llama-8b", "--method", "lora", "--gpus", "8", "--seq-len", "4096", "--gpu", "H100 SXM"
     )
     own = memory.estimate(setup(8, method="lora", seq_len=4096))
-    assert found["memory"]["categories"] == dict(own.categories)
-    assert found["memory"]["needs_bytes"] == own.needs_bytes
-    assert found["memory"]["shows_range"] == list(own.shows_range)
-    assert found["memory"]["verdict"] == "fits"
-    assert found["speed"]["tokens_per_second"] > 0
+    assert response["memory"]["categories"] == dict(own.categories)
+    assert response["memory"]["needs_bytes"] == own.needs_bytes
+    assert response["memory"]["shows_range"] == list(own.shows_range)
+    assert response["memory"]["verdict"] == "fits"
+    assert response["speed"]["tokens_per_second"] > 0
 
 
 def test_text_and_json_have_the_same_figures() -> None:
@@ -47,25 +47,25 @@ def test_csv_has_one_row_and_its_categories_sum_to_the_total() -> None:
 
 
 def test_an_instance_type_sets_gpus_network_and_price() -> None:
-    found = answer("--model", "llama-8b", "--instance-type", "p5.48xlarge", "--nodes", "2")
-    assert (found["gpu"], found["setup"]["processes_per_node"]) == ("H100 SXM", 8)
-    assert "2x p5.48xlarge" in found["price"]["basis"]
-    assert found["speed"]["tokens_per_second"] is not None
+    response = answer("--model", "llama-8b", "--instance-type", "p5.48xlarge", "--nodes", "2")
+    assert (response["gpu"], response["setup"]["processes_per_node"]) == ("H100 SXM", 8)
+    assert "2x p5.48xlarge" in response["price"]["basis"]
+    assert response["speed"]["tokens_per_second"] is not None
 
 
 def test_unknown_figures_are_shown_as_unknown() -> None:
     text = run("--model", "llama-8b").output
     assert "unknown" in text
-    found = answer("--model", "llama-8b")
-    assert found["memory"]["capacity_bytes"] is found["memory"]["verdict"] is None
-    assert found["price"]["usd_per_hour"] is found["speed"]["tokens_per_second"] is None
+    response = answer("--model", "llama-8b")
+    assert response["memory"]["capacity_bytes"] is response["memory"]["verdict"] is None
+    assert response["price"]["usd_per_hour"] is response["speed"]["tokens_per_second"] is None
 
 
 def test_a_hardware_file_of_the_user_defines_a_gpu(tmp_path: Path) -> None:
     table = tmp_path / "mine.csv"
     table.write_text("gpu,vendor,vram_GB\nMyGPU,nvidia,48\n")
-    found = answer("--model", "llama-8b", "--gpu", "MyGPU", "--hardware", str(table))
-    assert found["memory"]["capacity_bytes"] == pytest.approx(48e9, rel=0.08)
+    response = answer("--model", "llama-8b", "--gpu", "MyGPU", "--hardware", str(table))
+    assert response["memory"]["capacity_bytes"] == pytest.approx(48e9, rel=0.08)
 
 
 WRONG: list[tuple[list[str], str]] = [
@@ -140,9 +140,9 @@ def test_finished_runs_correct_the_estimate_and_the_output_names_them(
 def test_exact_mode_is_shown_next_to_the_formulas(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
     monkeypatch.setattr(exact, "estimate", functools.cache(exact.estimate))
-    found = answer("--model", "tiny-llama", "--seq-len", "128", "--exact")
-    assert found["exact"]["peak_bytes"] == sum(found["exact"]["categories"].values())
-    assert found["exact"]["categories"]["weights"] == found["memory"]["categories"]["weights"]
+    response = answer("--model", "tiny-llama", "--seq-len", "128", "--exact")
+    assert response["exact"]["peak_bytes"] == sum(response["exact"]["categories"].values())
+    assert response["exact"]["categories"]["weights"] == response["memory"]["categories"]["weights"]
     text = " ".join(run("--model", "tiny-llama", "--seq-len", "128", "--exact").output.split())
     assert "category formula exact" in text
     assert "torchtune 0.6" in text

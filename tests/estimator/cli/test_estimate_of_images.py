@@ -8,12 +8,14 @@ from tests.estimator.cli.estimates import answer, run
 
 
 def test_the_unet_alone_is_trained_and_its_speed_is_unknown() -> None:
-    found = answer("--model", "stable-diffusion-xl", "--gpu", "L4", "--precision", "bf16", "--method", "full")
-    assert found["memory"]["categories"]["weights"] == 2 * found["model"]["parameters"]
-    assert found["memory"]["verdict"] == "does not fit"
-    assert found["setup"]["engine"] == "fsdp2"
-    assert found["speed"]["tokens_per_second"] is None
-    assert "no run of stable-diffusion-xl was published" in found["speed"]["basis"]
+    response = answer(
+        "--model", "stable-diffusion-xl", "--gpu", "L4", "--precision", "bf16", "--method", "full"
+    )
+    assert response["memory"]["categories"]["weights"] == 2 * response["model"]["parameters"]
+    assert response["memory"]["verdict"] == "does not fit"
+    assert response["setup"]["engine"] == "fsdp2"
+    assert response["speed"]["tokens_per_second"] is None
+    assert "no run of stable-diffusion-xl was published" in response["speed"]["basis"]
 
 
 def test_smaller_images_need_less_activation_memory() -> None:
@@ -24,9 +26,9 @@ def test_smaller_images_need_less_activation_memory() -> None:
 
 
 def test_moving_average_and_encoders_are_separate_memory_categories() -> None:
-    found = answer("--model", "sdxl", "--ema", "--encoders")
-    categories = found["memory"]["categories"]
-    assert categories["average of the weights"] == 4 * found["model"]["parameters"]
+    response = answer("--model", "sdxl", "--ema", "--encoders")
+    categories = response["memory"]["categories"]
+    assert categories["average of the weights"] == 4 * response["model"]["parameters"]
     assert categories["VAE and text encoders"] > 0
 
 

@@ -25,7 +25,7 @@ APP.command()(gpus)
 
 
 @pytest.fixture(autouse=True)
-def _no_files_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _isolated_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("FINETUNE_HARDWARE", raising=False)
     hardware.clear_cache()

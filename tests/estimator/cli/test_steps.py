@@ -16,6 +16,6 @@ def test_the_defaults_of_every_engine_make_a_valid_setup(engine: str, method: st
     assert defaults is not None
     assert defaults.source
     for gpus in (1, 8):
-        made = setup(gpus, engine=engine, method=method)
-        assert made.world_size == gpus
-        assert memory.estimate(made).needs_bytes > 0
+        step_setup = setup(gpus, engine=engine, method=method)
+        assert step_setup.world_size == gpus
+        assert memory.estimate(step_setup).needs_bytes > 0

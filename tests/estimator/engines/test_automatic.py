@@ -21,9 +21,9 @@ ONE = Target(kind="catalogue", nodes=1, gpus=1, gpu="H100 SXM")
 
 
 def on(job: Job, device: Any = "cuda", precision: Any = "bf16", sharding: Any = "zero3") -> set[str]:
-    made = with_choices(job, device, precision, sharding)
-    assert all(isinstance(getattr(made, choice), bool) for choice in CHOICES)
-    return {choice for choice in CHOICES if getattr(made, choice)}
+    chosen = with_choices(job, device, precision, sharding)
+    assert all(isinstance(getattr(chosen, choice), bool) for choice in CHOICES)
+    return {choice for choice in CHOICES if getattr(chosen, choice)}
 
 
 @pytest.mark.parametrize(
@@ -78,9 +78,9 @@ def test_a_value_set_by_the_user_overrides_the_automatic_choice(choice: str) -> 
 
 
 def test_the_plan_records_and_explains_automatic_choices() -> None:
-    made = plan(JOB, ONE)
-    assert (made.packing, made.liger, made.compile) == (True, True, True)
-    assert [line for line in made.why if line.startswith("automatic: ")] == [
+    chosen = plan(JOB, ONE)
+    assert (chosen.packing, chosen.liger, chosen.compile) == (True, True, True)
+    assert [line for line in chosen.why if line.startswith("automatic: ")] == [
         "automatic: packing, liger, compile on (tested with fsdp2 and llama models)"
     ]
     partly = plan(replace(JOB, compile=False, engine="deepspeed", task="dpo"), ONE)
@@ -96,9 +96,9 @@ def test_gpus_older_than_ampere_do_not_pack_by_default_and_the_plan_explains_why
     job = replace(JOB, model=find("llama-3.2-1b"), engine=engine)
     assert "packing" not in on(job, precision="fp32")
     for gpu in ("V100 SXM2 16GB", "T4"):
-        made = plan(job, replace(ONE, gpu=gpu))
-        assert (made.packing, made.compile) == (False, False)
-        [line] = [line for line in made.why if line.startswith("automatic: ")]
+        chosen = plan(job, replace(ONE, gpu=gpu))
+        assert (chosen.packing, chosen.compile) == (False, False)
+        [line] = [line for line in chosen.why if line.startswith("automatic: ")]
         assert "packing off (documents would be separated by a dense mask" in line
         packed = plan(replace(job, packing=True), replace(ONE, gpu=gpu))
         assert packed.packing
@@ -122,8 +122,8 @@ def test_a_plan_mentions_supported_float8_but_never_enables_it(
     fields: dict[str, Any], gpu: str, offered: bool
 ) -> None:
     job = replace(JOB, **fields)
-    made = plan(job, replace(ONE, gpu=gpu))
-    assert (FLOAT8 in made.why) == offered
+    chosen = plan(job, replace(ONE, gpu=gpu))
+    assert (FLOAT8 in chosen.why) == offered
 
 
 def test_the_command_sets_only_choices_that_the_run_would_decide_differently() -> None:

@@ -47,9 +47,9 @@ def test_an_engine_without_liger_kernels_is_rejected_with_a_reason(
 
 
 def test_liger_selects_an_engine_that_supports_it_and_is_refused_on_cpus() -> None:
-    made = plan(replace(JOB, engine="auto"), EIGHT)
-    assert made.engine in ("deepspeed", "fsdp2")
-    assert made.planned_only is None
+    chosen = plan(replace(JOB, engine="auto"), EIGHT)
+    assert chosen.engine in ("deepspeed", "fsdp2")
+    assert chosen.planned_only is None
     small = replace(JOB, model=find("tiny-llama"), seq_len=128)
     machine = Machine(ram_bytes=32 * GIB, cpu_cores=8, disk_free_bytes=64 * GIB)
     with pytest.raises(UserError, match="need a GPU, and this job runs on CPUs"):

@@ -21,11 +21,15 @@ from tests.estimator.exact.shapes import LLAMA, MIXTRAL, QWEN2, TORCHTUNE, TRANS
 
 @pytest.mark.slow
 def test_an_estimate_is_traced_in_a_child_process() -> None:
-    found = exact.estimate(TORCHTUNE)
-    assert found.parameters == LLAMA.parameters
-    assert found.peak_bytes == sum(found.categories.values()) == max(m.total_bytes for m in found.moments)
-    assert dict(found.versions).keys() >= {"torch", "torchtune"}
-    assert found.seconds > 0
+    estimated = exact.estimate(TORCHTUNE)
+    assert estimated.parameters == LLAMA.parameters
+    assert (
+        estimated.peak_bytes
+        == sum(estimated.categories.values())
+        == max(m.total_bytes for m in estimated.moments)
+    )
+    assert dict(estimated.versions).keys() >= {"torch", "torchtune"}
+    assert estimated.seconds > 0
 
 
 def test_a_setup_is_restored_unchanged_in_the_tracing_process() -> None:

@@ -16,7 +16,7 @@ def own(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _nothing_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _isolated_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No credentials, settings, cache or files of whoever runs the tests."""
     for name in ("AWS_PROFILE", "AWS_REGION", "AWS_DEFAULT_REGION", "FINETUNE_HARDWARE"):
         monkeypatch.delenv(name, raising=False)

@@ -152,14 +152,14 @@ def test_prices_older_than_60_days_give_one_warning_with_the_oldest_date() -> No
 
 
 def test_architectures_match_by_prefix_and_clouds_ignore_case() -> None:
-    made = hardware.catalogue()
-    assert made.architecture("ada") == ("Ada Lovelace",)
-    assert made.architecture("BLACKWELL") == ("Blackwell", "Blackwell Ultra")
-    assert made.cloud("AWS") == "aws"
+    catalogue = hardware.catalogue()
+    assert catalogue.architecture("ada") == ("Ada Lovelace",)
+    assert catalogue.architecture("BLACKWELL") == ("Blackwell", "Blackwell Ultra")
+    assert catalogue.cloud("AWS") == "aws"
     with pytest.raises(UserError, match="Hopper"):
-        made.architecture("hoppper")
+        catalogue.architecture("hoppper")
     with pytest.raises(UserError, match="aws, gcp, azure, lambda"):
-        made.cloud("aswa")
+        catalogue.cloud("aswa")
 
 
 def test_filters_refuse_memory_of_0_and_negative_prices() -> None:

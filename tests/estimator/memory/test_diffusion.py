@@ -27,15 +27,15 @@ LORA = replace(FULL, method="lora", precision="bf16-mixed", lora_targets=STABLE_
 
 
 def test_full_bf16_unet_training_takes_2_bytes_of_weights_2_of_gradients_4_of_moments() -> None:
-    found = memory.active(FULL)
-    assert (found["weights"], found["optimizer"]) == (2 * PARAMETERS, 4 * PARAMETERS)
-    assert found["activations"] >= STABLE_DIFFUSION_XL.unet.saved_bytes(128, 128, 2)
+    active_bytes = memory.active(FULL)
+    assert (active_bytes["weights"], active_bytes["optimizer"]) == (2 * PARAMETERS, 4 * PARAMETERS)
+    assert active_bytes["activations"] >= STABLE_DIFFUSION_XL.unet.saved_bytes(128, 128, 2)
 
 
 def test_with_lora_the_unet_is_in_16_bits_and_the_adapters_in_fp32() -> None:
-    found = memory.active(LORA)
-    assert found["weights"] == 2 * PARAMETERS
-    assert found["adapters"] == 4 * STABLE_DIFFUSION_XL.unet.lora_parameters(8)
+    active_bytes = memory.active(LORA)
+    assert active_bytes["weights"] == 2 * PARAMETERS
+    assert active_bytes["adapters"] == 4 * STABLE_DIFFUSION_XL.unet.lora_parameters(8)
 
 
 @pytest.mark.parametrize(
@@ -84,6 +84,6 @@ def test_without_precomputed_latents_memory_includes_encoders_and_vae_activation
     beside = replace(LORA, checkpointing="full", model=model)
     frozen = dict(STABLE_DIFFUSION_XL.frozen)
     texts = sum(parameters for name, parameters in frozen.items() if name != "VAE")
-    found = memory.active(beside)
-    assert found[ENCODERS] == 4 * frozen["VAE"] + 2 * texts
-    assert found["activations"] == latents.image_bytes(model), "the peak is there"
+    active_bytes = memory.active(beside)
+    assert active_bytes[ENCODERS] == 4 * frozen["VAE"] + 2 * texts
+    assert active_bytes["activations"] == latents.image_bytes(model), "the peak is there"

@@ -442,11 +442,11 @@ def test_images_are_encoded_one_to_eight_at_a_time() -> None:
 
 
 def test_the_zero_3_cache_adds_less_with_larger_activations() -> None:
-    def beside(seq_len: int) -> int:
+    def reserved_extra_of(seq_len: int) -> int:
         sharded = {"engine": "deepspeed", "engine_version": "liger", "loss": "fused", "checkpointing": "full"}
         return peak(step(**sharded, sharding="zero3", shard=8, seq_len=seq_len)).reserved_extra
 
-    assert 0 < beside(262_144) < 0.7 * beside(2_048)
+    assert 0 < reserved_extra_of(262_144) < 0.7 * reserved_extra_of(2_048)
 
 
 def test_batches_of_varying_length_show_more_memory_up_to_the_capacity() -> None:
@@ -491,10 +491,10 @@ def test_a_frozen_reference_model_is_counted_if_the_framework_keeps_one() -> Non
 
 def test_loading_a_quantized_model_under_zero_3_can_be_the_peak() -> None:
     setup = step(engine="deepspeed", sharding="zero3", shard=64, method="lora", quantization="nf4", seq_len=1)
-    found = moments.peak(setup, held=False)
-    assert set(found.categories) == {"weights"}
-    assert found.reserved_extra == 0
-    assert moments.peak(replace(setup, quantization="none")).categories["weights"] < found.active
+    peak_memory = moments.peak(setup, held=False)
+    assert set(peak_memory.categories) == {"weights"}
+    assert peak_memory.reserved_extra == 0
+    assert moments.peak(replace(setup, quantization="none")).categories["weights"] < peak_memory.active
 
 
 def test_padding_masks_repeat_keys_for_all_heads_and_dropout_saves_masks() -> None:

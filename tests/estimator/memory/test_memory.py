@@ -44,9 +44,11 @@ def test_deepspeed_mixed_precision_takes_16_bytes_per_parameter_sharded_by_stage
 def test_reserved_memory_is_shown_memory_minus_context_and_nccl(processes: int) -> None:
     layout = layout_of(processes_per_node=processes, sharding="fsdp" if processes > 1 else "none")
     setup = setup_of(Job(model=find("llama-8b")), layout)
-    found = memory.estimate(setup)
-    reserved, device = found.counted("reserved"), found.counted("device")
-    assert device.likely_bytes - reserved.likely_bytes == found.outside_bytes == memory.runtime_bytes(setup)
+    estimated = memory.estimate(setup)
+    reserved, device = estimated.counted("reserved"), estimated.counted("device")
+    assert (
+        device.likely_bytes - reserved.likely_bytes == estimated.outside_bytes == memory.runtime_bytes(setup)
+    )
     for counted, kind in ((reserved, "reserved"), (device, "process")):
         known = memory.range_of(setup, kind)
         assert (counted.likely_bytes, counted.upper_bytes) == (known.likely_bytes, known.upper_bytes)
@@ -54,14 +56,14 @@ def test_reserved_memory_is_shown_memory_minus_context_and_nccl(processes: int) 
 
 
 def test_a_cpu_estimate_has_resident_but_no_reserved_memory() -> None:
-    found = memory.estimate(setup_of(Job(model=find("llama-8b")), layout_of(device="cpu")))
-    assert found.counted("reserved") is None
-    resident = found.counted("resident")
-    assert (resident.likely_bytes, resident.upper_bytes) == (found.shows_bytes, found.shows_range[1])
+    estimated = memory.estimate(setup_of(Job(model=find("llama-8b")), layout_of(device="cpu")))
+    assert estimated.counted("reserved") is None
+    resident = estimated.counted("resident")
+    assert (resident.likely_bytes, resident.upper_bytes) == (estimated.shows_bytes, estimated.shows_range[1])
 
 
 def test_the_allocated_counter_excludes_context_and_allocator_overhead() -> None:
-    found = memory.estimate(setup_of(Job(model=find("llama-8b")), layout_of()))
-    allocated = found.counted("allocated")
-    assert sum(value for _, value in allocated.categories) == allocated.likely_bytes == found.live_bytes
+    estimated = memory.estimate(setup_of(Job(model=find("llama-8b")), layout_of()))
+    allocated = estimated.counted("allocated")
+    assert sum(value for _, value in allocated.categories) == allocated.likely_bytes == estimated.live_bytes
     assert not {"runtime", "allocator"} & set(dict(allocated.categories))

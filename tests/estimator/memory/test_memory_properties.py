@@ -91,12 +91,12 @@ def setups(draw: st.DrawFn) -> Setup:
 @given(setups())
 @settings(max_examples=150, deadline=None)
 def test_every_setup_has_nonnegative_categories_and_figures_within_their_ranges(step: Setup) -> None:
-    found = memory.estimate(step)
-    assert all(size > 0 for _, size in found.categories)
-    assert {name for name, _ in found.categories} <= set(memory.CATEGORIES)
-    assert found.needs_bytes == sum(size for _, size in found.categories)
-    assert found.needs_range[0] <= found.needs_bytes <= found.needs_range[1]
-    assert found.shows_range[0] <= found.shows_bytes <= found.shows_range[1]
+    estimated = memory.estimate(step)
+    assert all(size > 0 for _, size in estimated.categories)
+    assert {name for name, _ in estimated.categories} <= set(memory.CATEGORIES)
+    assert estimated.needs_bytes == sum(size for _, size in estimated.categories)
+    assert estimated.needs_range[0] <= estimated.needs_bytes <= estimated.needs_range[1]
+    assert estimated.shows_range[0] <= estimated.shows_bytes <= estimated.shows_range[1]
     for kind in ("allocated", "active", "reserved", "process", "needed"):
         span = memory.range_of(step, kind)
         assert 0 < span.lower_bytes <= span.likely_bytes <= span.upper_bytes

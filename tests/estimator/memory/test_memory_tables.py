@@ -31,9 +31,9 @@ from estimator.setup import Setup
 def test_states_match_the_bytes_per_parameter_of_the_accelerate_table(
     model: str, changes: dict[str, Any], bytes_a_parameter: int
 ) -> None:
-    found = memory.states(Setup(model=find(model), **changes))
-    assert sum(found.values()) == pytest.approx(bytes_a_parameter * find(model).parameters, rel=0.01)
-    assert found["optimizer"] == bytes_a_parameter * find(model).parameters // 2
+    states = memory.states(Setup(model=find(model), **changes))
+    assert sum(states.values()) == pytest.approx(bytes_a_parameter * find(model).parameters, rel=0.01)
+    assert states["optimizer"] == bytes_a_parameter * find(model).parameters // 2
 
 
 @pytest.mark.parametrize(

@@ -25,8 +25,8 @@ def test_tensor_parallelism_divides_all_weights_except_norms(tensor: int) -> Non
     ("fp8", "bytes_a_parameter"), [("msamp-o1", 11), ("msamp-o2", 6), ("msamp-o3", 7), ("te", 16)]
 )
 def test_ms_amp_levels_match_the_table_of_accelerate(fp8: Any, bytes_a_parameter: int) -> None:
-    found = memory.states(step(engine="transformers", precision="bf16-autocast", fp8=fp8))
-    assert sum(found.values()) == bytes_a_parameter * LLAMA.parameters
+    states = memory.states(step(engine="transformers", precision="bf16-autocast", fp8=fp8))
+    assert sum(states.values()) == bytes_a_parameter * LLAMA.parameters
 
 
 @pytest.mark.parametrize("engine", ["litgpt", "deepspeed", "fsdp2"])

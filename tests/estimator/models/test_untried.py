@@ -34,11 +34,11 @@ def test_only_plans_of_untested_families_have_a_note() -> None:
     lines = {}
     for family in ("helium", "llama"):
         spec = hf_config.to_spec(HELIUM | {"model_type": family}, "mine")
-        made = plan(
+        chosen = plan(
             Job(model=spec, engine="fsdp2", seq_len=64, global_batch_size=8), Target(kind="catalogue")
         )
-        lines[family] = [line for line in made.why if "untried" in line]
-        assert not any("planned only" in line for line in made.why)
+        lines[family] = [line for line in chosen.why if "untried" in line]
+        assert not any("planned only" in line for line in chosen.why)
     assert len(lines["helium"]) == 1
     assert not lines["llama"]
 

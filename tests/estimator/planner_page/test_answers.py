@@ -40,10 +40,10 @@ def test_image_options_change_the_plan_and_its_command() -> None:
     """Gemma 3 4B by its config.json."""
     config = GEMMA3 | {"text_config": config_of(models.find("gemma-3-4b"))}
     form = {"config": json.dumps(config), "method": "lora", "vision": "lora", "images_per_row": "2"}
-    found = answers.answer(form)
-    assert "--vision lora --images-per-row 2" in found["command"]
-    assert "vision tower" in {part["name"] for part in found["plans"][0]["categories"]}
-    assert "--vision lora" in found["plans"][0]["run"]
+    response = answers.answer(form)
+    assert "--vision lora --images-per-row 2" in response["command"]
+    assert "vision tower" in {part["name"] for part in response["plans"][0]["categories"]}
+    assert "--vision lora" in response["plans"][0]["run"]
 
 
 def of_command(command: str) -> dict[str, Any]:
@@ -60,14 +60,14 @@ def row_of(plan: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: " ".join(map(str, form.values())))
 def test_the_page_gives_the_result_of_the_command_that_it_shows(form: dict[str, str]) -> None:
-    found = answers.answer(form)
-    expected = of_command(found["command"])
-    if "plans" in found:
-        assert [row_of(plan) for plan in found["plans"]] == expected["rows"]
+    response = answers.answer(form)
+    expected = of_command(response["command"])
+    if "plans" in response:
+        assert [row_of(plan) for plan in response["plans"]] == expected["rows"]
     else:
         said = " ".join(expected["said"].split())
-        assert found["problem"] in said
-        assert len(found["suggestions"]) == said.count("finetune plan ")
+        assert response["problem"] in said
+        assert len(response["suggestions"]) == said.count("finetune plan ")
 
 
 def test_every_field_is_an_option_of_plan_with_a_unique_name() -> None:
@@ -87,32 +87,36 @@ def test_the_bars_of_a_plan_sum_to_the_needed_memory() -> None:
 
 def test_suggested_changes_of_fields_give_a_plan() -> None:
     form = {"model": "llama-70b", "gpu": "L4", "nodes": "1", "gpus": "1"}
-    found = answers.answer(form)
-    assert "95 % over" in found["problem"]
-    assert len(found["suggestions"]) == 3
-    for suggestion in found["suggestions"]:
+    response = answers.answer(form)
+    assert "95 % over" in response["problem"]
+    assert len(response["suggestions"]) == 3
+    for suggestion in response["suggestions"]:
         assert answers.answer(form | suggestion["fields"])["plans"], suggestion
 
 
 def test_a_pasted_config_gives_the_model_of_a_folder_with_that_config(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    found = answers.answer({"config": json.dumps(CONFIG), "method": "lora"})
-    command = found["command"].replace(fields.MY_MODEL, str(tmp_path))
-    named = [plan | {"model": str(tmp_path)} for plan in found["plans"]]
+    response = answers.answer({"config": json.dumps(CONFIG), "method": "lora"})
+    command = response["command"].replace(fields.MY_MODEL, str(tmp_path))
+    named = [plan | {"model": str(tmp_path)} for plan in response["plans"]]
     assert [row_of(plan) for plan in named] == of_command(command)["rows"]
-    assert found["plans"][0]["run"].startswith(f"finetune run --with kubernetes --model {fields.MY_MODEL} ")
+    assert response["plans"][0]["run"].startswith(
+        f"finetune run --with kubernetes --model {fields.MY_MODEL} "
+    )
     assert to_spec(CONFIG, "x").parameters == models.find("qwen2.5-7b").parameters
 
 
 def test_pasted_nodes_give_the_plan_of_a_queried_cluster(tmp_path: Path) -> None:
     nodes = [{"kind": "Node", **node} for node in (eks_p5(1), eks_p5(2), gke_l4(3), CPU_NODE)]
-    found = answers.answer({"model": "llama-70b", "method": "lora", "cluster": json.dumps({"items": nodes})})
+    response = answers.answer(
+        {"model": "llama-70b", "method": "lora", "cluster": json.dumps({"items": nodes})}
+    )
     asked = by_command.plans(tmp_path, nodes, "--model", "llama-70b", "--method", "lora", "--no-calibration")
-    for mine, theirs in zip(found["plans"], asked, strict=True):
+    for mine, theirs in zip(response["plans"], asked, strict=True):
         for name in ("instance_type", "nodes", "gpus_per_node", "gpu_type"):
             assert mine[name] == theirs[name]
-    assert any("usage of the nodes (paste the pods too)" in note for note in found["notes"])
-    assert found["command"] == "finetune plan --model llama-70b --method lora --from-cluster"
+    assert any("usage of the nodes (paste the pods too)" in note for note in response["notes"])
+    assert response["command"] == "finetune plan --model llama-70b --method lora --from-cluster"
 
 
 def test_a_plan_names_the_pasted_pods_that_it_waits_for() -> None:
@@ -126,13 +130,13 @@ def test_a_plan_names_the_pasted_pods_that_it_waits_for() -> None:
         },
     }
 
-    def why(phase: str) -> str:
+    def plan_text(phase: str) -> str:
         items = [*nodes, {**holder, "status": {"phase": phase}}]
         form = {"model": "llama-70b", "method": "full", "cluster": json.dumps({"items": items})}
         return str(answers.answer(form)["plans"][0]["text"])
 
-    assert "the run waits: 8 of these 16 H100 SXM are in use now, by team/other" in why("Running")
-    assert "the run waits" not in why("Succeeded")
+    assert "the run waits: 8 of these 16 H100 SXM are in use now, by team/other" in plan_text("Running")
+    assert "the run waits" not in plan_text("Succeeded")
 
 
 @pytest.mark.parametrize(
@@ -157,10 +161,10 @@ def test_a_plan_names_the_pasted_pods_that_it_waits_for() -> None:
     ],
 )
 def test_an_invalid_field_gives_a_one_line_problem(form: dict[str, str], problem: str) -> None:
-    found = answers.answer(form)
-    assert problem in found["problem"]
-    assert "\n" not in found["problem"]
-    assert "plans" not in found
+    response = answers.answer(form)
+    assert problem in response["problem"]
+    assert "\n" not in response["problem"]
+    assert "plans" not in response
 
 
 def test_all_clouds_machines_and_gpus_of_the_catalogue_are_choices() -> None:

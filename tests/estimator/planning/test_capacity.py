@@ -79,6 +79,6 @@ def _has_known_memory(made: Plan) -> bool:
 
 
 def test_a_requested_machine_of_low_availability_is_planned_and_marked() -> None:
-    made = plan(FULL, replace(USUAL, gpu="H100 SXM", instance_type="p5.48xlarge"))
-    assert "Capacity Blocks" in made.prediction.low_availability
-    assert "low availability: sold ahead in Capacity Blocks" in " ".join(render(made).split())
+    chosen = plan(FULL, replace(USUAL, gpu="H100 SXM", instance_type="p5.48xlarge"))
+    assert "Capacity Blocks" in chosen.prediction.low_availability
+    assert "low availability: sold ahead in Capacity Blocks" in " ".join(render(chosen).split())

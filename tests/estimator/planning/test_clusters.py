@@ -40,17 +40,17 @@ def cluster_of(*nodes: ClusterNodes) -> Cluster:
 
 
 def test_a_plan_uses_no_more_nodes_than_the_cluster_has() -> None:
-    made = plan(FULL, KUBERNETES, Goals(cluster=cluster_of(nodes_of("p4d.24xlarge", 8))))
-    assert made.request.instance_type == "p4d.24xlarge"
+    chosen = plan(FULL, KUBERNETES, Goals(cluster=cluster_of(nodes_of("p4d.24xlarge", 8))))
+    assert chosen.request.instance_type == "p4d.24xlarge"
     with pytest.raises(CannotFit, match="does not fit on the requested hardware"):
         plan(FULL, KUBERNETES, Goals(cluster=cluster_of(nodes_of("p4d.24xlarge", 2))))
 
 
 def test_the_request_is_within_the_allocatable_resources() -> None:
     goals = Goals(cluster=cluster_of(nodes_of("p5.48xlarge", 4, memory_gib=500)))
-    made = plan(FULL, KUBERNETES, goals)
-    assert made.request.memory_mib * 2**20 <= 500 * GIB
-    assert any("4 of p5.48xlarge" in line for line in made.why)
+    chosen = plan(FULL, KUBERNETES, goals)
+    assert chosen.request.memory_mib * 2**20 <= 500 * GIB
+    assert any("4 of p5.48xlarge" in line for line in chosen.why)
 
 
 def test_insufficient_host_memory_is_named_in_the_error() -> None:

@@ -48,17 +48,17 @@ def test_the_reason_names_the_runner_up_and_the_difference() -> None:
 
 @pytest.mark.parametrize("method", ["full", "lora", "qlora"])
 def test_no_supported_engine_is_clearly_faster_than_the_chosen_one(method: Any) -> None:
-    made = made_for(method=method)
-    request = made.request
+    chosen = made_for(method=method)
+    request = chosen.request
     place = Target(
         kind="catalogue", instance_type=request.instance_type, nodes=request.nodes, gpus=request.gpus_per_node
     )
     jobs = jobs_by_engine(Job(model=find("llama-8b"), engine="auto", method=method, global_batch_size=16))
-    group = next(group for group in by_preference(jobs) if made.engine in {job.engine for job in group})
+    group = next(group for group in by_preference(jobs) if chosen.engine in {job.engine for job in group})
     assert len(group) > 1
     rates = [plan(job, place).prediction.tokens_per_second or 0.0 for job in group]
-    assert max(rates) <= (made.prediction.tokens_per_second or 0.0) * (1 + TIE_MARGIN)
-    assert "runner-up" in line_of(made)
+    assert max(rates) <= (chosen.prediction.tokens_per_second or 0.0) * (1 + TIE_MARGIN)
+    assert "runner-up" in line_of(chosen)
 
 
 def test_full_training_keeps_fp32_master_weights_if_they_fit_else_explains_why_not() -> None:
@@ -75,10 +75,10 @@ def test_a_sole_engine_drops_master_weights_only_if_they_fit_nowhere() -> None:
         ("llama-3.2-1b", "H200 SXM", "bf16-mixed"),
     ):
         place = Target(kind="catalogue", gpu=gpu, nodes=1, gpus=8)
-        made = made_for(name, place, task="grpo", method="full")
-        assert (made.engine, made.layout.precision) == ("trl", precision)
+        chosen = made_for(name, place, task="grpo", method="full")
+        assert (chosen.engine, chosen.layout.precision) == ("trl", precision)
         lean = "trl, with fp32 master weights, would not fit; weights and optimizer states are in bf16"
-        assert any(lean in line for line in made.why[:3]) == (precision == "bf16")
+        assert any(lean in line for line in chosen.why[:3]) == (precision == "bf16")
     rare = made_for("qwen3-8b", Target(kind="catalogue", gpu="B200"), method="full")
     assert rare.layout.precision == "bf16-mixed", "low availability is no reason to give them up"
 
@@ -96,9 +96,9 @@ def test_master_weights_are_dropped_before_a_tight_plan_is_accepted() -> None:
 
 
 def test_master_weights_are_dropped_before_unmeasured_gpus_are_used() -> None:
-    made = made_for("llama-70b", method="full")
-    assert made.request.gpu_type == "A100 SXM 80GB"
-    assert "would use GPUs without measurements or with low availability" in line_of(made)
+    chosen = made_for("llama-70b", method="full")
+    assert chosen.request.gpu_type == "A100 SXM 80GB"
+    assert "would use GPUs without measurements or with low availability" in line_of(chosen)
     rare = made_for(target=Target(kind="catalogue", gpu="B200"), method="full")
     assert rare.layout.precision == "bf16-mixed", "where nothing else is available"
 

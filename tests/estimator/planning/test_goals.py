@@ -127,9 +127,9 @@ def test_spot_plans_use_the_spot_price_and_unknown_stays_unknown() -> None:
 
 
 def test_method_auto_is_full_training_if_it_fits() -> None:
-    made = plan(replace(LORA, method="auto"), ANY)
-    assert made.method == "full"
-    assert made.why[0].startswith("method full: the first of full, lora, qlora")
+    chosen = plan(replace(LORA, method="auto"), ANY)
+    assert chosen.method == "full"
+    assert chosen.why[0].startswith("method full: the first of full, lora, qlora")
 
 
 @pytest.mark.parametrize(
@@ -251,8 +251,8 @@ def test_a_catalogue_argument_replaces_the_shipped_one() -> None:
         hardware.instance("p4d.24xlarge"), cloud="basement", name="my-box", usd_per_hour=0.01, region=None
     )
     own = hardware.Catalogue(gpus=tables.gpus, instances=(*tables.instances, mine))
-    made = plan(LORA, ANY, catalogue=own)
-    assert (made.request.instance_type, made.request.cloud) == ("my-box", "basement")
+    chosen = plan(LORA, ANY, catalogue=own)
+    assert (chosen.request.instance_type, chosen.request.cloud) == ("my-box", "basement")
     assert plan(LORA, ANY).request.instance_type != "my-box"
 
 
@@ -285,7 +285,7 @@ def test_a_deadline_applies_to_a_local_machine() -> None:
         gpus=((card.name, card.vram_bytes),), cpu_cores=16, ram_bytes=128 * 2**30, disk_free_bytes=2**40
     )
     here = Target(machine=machine)
-    made = plan(LORA, here, Goals(tokens=10**6, deadline_hours=100))
-    assert hours(made) < 100
+    chosen = plan(LORA, here, Goals(tokens=10**6, deadline_hours=100))
+    assert hours(chosen) < 100
     with pytest.raises(CannotFit, match="on this machine"):
         plan(LORA, here, Goals(tokens=10**9, deadline_hours=1))

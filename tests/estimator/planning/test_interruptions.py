@@ -72,8 +72,8 @@ def test_a_day_on_eight_spot_nodes_with_two_retries_rarely_completes() -> None:
 
 
 def test_the_formula_agrees_with_runs_that_are_interrupted_at_random() -> None:
-    found = spot.simulate(gang(8), work_hours=24, runs=400, seed=8)
-    assert interruptions.wall_hours(24, gang(8)) == pytest.approx(found.mean_hours, rel=0.1)
+    simulated = spot.simulate(gang(8), work_hours=24, runs=400, seed=8)
+    assert interruptions.wall_hours(24, gang(8)) == pytest.approx(simulated.mean_hours, rel=0.1)
 
 
 def test_the_planned_checkpoint_interval_is_near_the_optimum() -> None:

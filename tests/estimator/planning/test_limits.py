@@ -140,26 +140,26 @@ def test_deadline_and_budget_decide_whether_speed_ranks_first() -> None:
 
 
 def test_figures_within_the_tie_margin_of_the_best_count_as_equal() -> None:
-    def order(*candidates: Candidate) -> list[Candidate]:
+    def sorted_candidates(*candidates: Candidate) -> list[Candidate]:
         return sort_candidates(
             list(candidates), Goals(), tokens=None, target=Target(kind="catalogue", capacity="any")
         )
 
     cheapest, dear = candidate(rate=1.5e4, usd=54.0), candidate(rate=1e4 / (1 + TIE_MARGIN), usd=36.0)
-    assert order(cheapest, dear) == [dear, cheapest]
+    assert sorted_candidates(cheapest, dear) == [dear, cheapest]
     by_speed = Goals(prefer="speed")
     assert (
         sort_candidates([dear, cheapest], by_speed, tokens=None, target=Target(kind="catalogue"))[0]
         is cheapest
     )
     too_dear = candidate(rate=0.99e4 / (1 + TIE_MARGIN), usd=36.0)
-    assert order(cheapest, too_dear) == [cheapest, too_dear]
+    assert sorted_candidates(cheapest, too_dear) == [cheapest, too_dear]
     few = candidate(gpus=4, place=replace(MACHINE, gpus=4, usd_per_hour=36.0))
-    assert order(candidate(), few) == [few, candidate()]
+    assert sorted_candidates(candidate(), few) == [few, candidate()]
     unpriced, unmeasured = candidate(usd=None), candidate(rate=None)
-    assert order(unpriced, unmeasured, dear) == [dear, unmeasured, unpriced]
+    assert sorted_candidates(unpriced, unmeasured, dear) == [dear, unmeasured, unpriced]
     unknown = candidate(place=replace(MACHINE, ram_bytes=None, usd_per_hour=0.1))
-    assert order(unknown, dear) == [dear, unknown]
+    assert sorted_candidates(unknown, dear) == [dear, unknown]
 
 
 def test_among_plans_of_about_the_same_price_a_much_faster_one_ranks_first() -> None:
@@ -227,7 +227,7 @@ def test_differences_are_formatted_as_percent_with_their_direction() -> None:
 RATE = Rate(per_node_hour=0.5, source="test")
 
 
-def foreseen(**changes: Any) -> Interruptions:
+def predicted_interruptions(**changes: Any) -> Interruptions:
     values: dict[str, Any] = {
         "nodes": 4,
         "checkpoint_bytes": 10 * GIB,
@@ -236,19 +236,19 @@ def foreseen(**changes: Any) -> Interruptions:
         "network_gbps": None,
         "restart_hours": 0.25,
     }
-    found = predict_interruptions(RATE, **(values | changes))
-    assert found is not None
-    return found
+    predicted = predict_interruptions(RATE, **(values | changes))
+    assert predicted is not None
+    return predicted
 
 
 def test_the_checkpoint_interval_is_at_least_the_time_to_store_one() -> None:
     disk = rates_of(None).disk_bytes_per_second
-    found = foreseen()
-    assert (found.checkpoint_seconds, found.restart_seconds) == (20.0, 900.0)
-    assert found.store_seconds == pytest.approx(10 * GIB / disk)
-    assert found.interval_seconds == pytest.approx(math.sqrt(2 * 20 * 1800))
-    assert foreseen(bytes_per_second=None).checkpoint_seconds == pytest.approx(10 * GIB / disk)
-    slow = foreseen(network_gbps=0.008)
+    predicted = predicted_interruptions()
+    assert (predicted.checkpoint_seconds, predicted.restart_seconds) == (20.0, 900.0)
+    assert predicted.store_seconds == pytest.approx(10 * GIB / disk)
+    assert predicted.interval_seconds == pytest.approx(math.sqrt(2 * 20 * 1800))
+    assert predicted_interruptions(bytes_per_second=None).checkpoint_seconds == pytest.approx(10 * GIB / disk)
+    slow = predicted_interruptions(network_gbps=0.008)
     assert slow.store_seconds == slow.interval_seconds == pytest.approx(10 * GIB / 1e6)
     assert predict_interruptions(Rate(per_node_hour=None, source=""), **_arguments()) is None
 
@@ -259,7 +259,7 @@ def _arguments() -> dict[str, Any]:
 
 
 def test_wall_time_follows_daly_and_completion_probability_poisson() -> None:
-    found = replace(foreseen(), store_seconds=100.0, interval_seconds=600.0)
+    found = replace(predicted_interruptions(), store_seconds=100.0, interval_seconds=600.0)
     between = 1800.0
     lost = math.exp(1000 / between) * math.expm1(620 / between) * between / 600
     assert wall_hours(3.0, found) == pytest.approx(3 * lost)
@@ -278,9 +278,9 @@ def test_wall_time_follows_daly_and_completion_probability_poisson() -> None:
 @pytest.mark.parametrize(("nodes", "there", "comes_up"), [(2, 2, False), (3, 2, True)])
 def test_present_nodes_need_no_boot_time(nodes: int, there: int, comes_up: bool) -> None:
     place = replace(MACHINE, free_nodes=there, network_gbps=0.8)
-    found = start_up(place, nodes, LLAMA)
-    assert found.machine_minutes == rates_of(None).machine_minutes * comes_up
-    assert found.weights_minutes == pytest.approx(2 * LLAMA.stored_parameters / 1e8 / 60)
+    start = start_up(place, nodes, LLAMA)
+    assert start.machine_minutes == rates_of(None).machine_minutes * comes_up
+    assert start.weights_minutes == pytest.approx(2 * LLAMA.stored_parameters / 1e8 / 60)
     disk = start_up(replace(place, network_gbps=None), nodes, LLAMA).weights_minutes
     assert disk == pytest.approx(2 * LLAMA.stored_parameters / rates_of(None).disk_bytes_per_second / 60)
 
@@ -322,14 +322,14 @@ def parallel(engine: Any = "torchtitan", **changes: Any) -> Job:
 
 def test_parallel_degrees_stay_within_their_limits() -> None:
     for length, degrees in ((2 * SHORTEST_PIECE, {1, 2}), (2 * SHORTEST_PIECE - 2, {1})):
-        found = spreads(parallel(seq_len=length), 1, 8)
-        assert {way.context for way in found} == degrees
-    found = spreads(parallel(), 2, 8)
-    assert {way.tensor for way in found} == {1, 2, 4, 8}
-    assert max(way.pipeline for way in found) == 16
-    assert {way.replicate for way in found} == {1, 2}
+        layouts = spreads(parallel(seq_len=length), 1, 8)
+        assert {way.context for way in layouts} == degrees
+    layouts = spreads(parallel(), 2, 8)
+    assert {way.tensor for way in layouts} == {1, 2, 4, 8}
+    assert max(way.pipeline for way in layouts) == 16
+    assert {way.replicate for way in layouts} == {1, 2}
     assert {way.replicate for way in spreads(parallel(), 2, 1)} == {1}
-    assert {way.virtual_stages for way in found if way.pipeline == 16} == {1, 2}
+    assert {way.virtual_stages for way in layouts if way.pipeline == 16} == {1, 2}
     assert spreads(parallel(micro_batch_size=16), 1, 4) != []
     assert all(way.model_parallel > 1 for way in spreads(parallel(micro_batch_size=16), 1, 8))
     experts = replace(parallel(), model=find("mixtral-8x7b"))

@@ -38,9 +38,9 @@ def test_each_node_of_an_allocation_has_all_gpus_of_its_machine() -> None:
 
 def test_each_node_of_an_allocation_has_all_memory_and_cores_of_its_machine() -> None:
     job = Job(model=find("tiny-llama"), seq_len=256, global_batch_size=4)
-    made = plan(job, allocation(2, WITHOUT_GPUS))
-    assert made.prediction.memory.capacity_bytes == WITHOUT_GPUS.ram_bytes
-    assert made.request.cpu == WITHOUT_GPUS.cpu_cores
+    chosen = plan(job, allocation(2, WITHOUT_GPUS))
+    assert chosen.prediction.memory.capacity_bytes == WITHOUT_GPUS.ram_bytes
+    assert chosen.request.cpu == WITHOUT_GPUS.cpu_cores
 
 
 def test_a_too_small_allocation_is_refused_with_the_advice_to_request_larger_nodes() -> None:

@@ -37,10 +37,10 @@ def chain(wanted: Job, made: Plan, **options: bool) -> list[NextPlan]:
 
 
 def test_the_first_retry_halves_the_micro_batch_and_keeps_the_global_batch() -> None:
-    wanted = job()
-    made = planned(wanted)
-    following = after_out_of_memory(made, wanted, attempt=0)
-    before, after = made.layout, following.plan.layout
+    requested = job()
+    chosen = planned(requested)
+    following = after_out_of_memory(chosen, requested, attempt=0)
+    before, after = chosen.layout, following.plan.layout
     assert before.micro_batch_size >= 2
     assert after.micro_batch_size <= before.micro_batch_size // 2
     assert after.global_batch_size == before.global_batch_size == 64
@@ -53,31 +53,31 @@ def test_the_first_retry_halves_the_micro_batch_and_keeps_the_global_batch() -> 
 @pytest.mark.parametrize("engine", ["torchtune", "deepspeed"])
 @pytest.mark.parametrize("method", ["full", "lora"])
 def test_every_next_plan_needs_less_memory_or_has_a_larger_gpu(engine: str, method: str) -> None:
-    wanted = job(engine=engine, method=method)
-    made = planned(wanted)
-    for following in chain(wanted, made):
-        before, after = made.prediction.memory, following.plan.prediction.memory
+    requested = job(engine=engine, method=method)
+    chosen = planned(requested)
+    for following in chain(requested, chosen):
+        before, after = chosen.prediction.memory, following.plan.prediction.memory
         if following.needs_other_machine:
-            assert following.plan.layout == made.layout
+            assert following.plan.layout == chosen.layout
             assert (
                 hardware.gpu(following.plan.request.gpu_type or "").vram_bytes
-                > hardware.gpu(made.request.gpu_type or "").vram_bytes
+                > hardware.gpu(chosen.request.gpu_type or "").vram_bytes
             )
         else:
             assert after.needs_bytes < before.needs_bytes
-            assert following.plan.request == made.request
+            assert following.plan.request == chosen.request
         layout = following.plan.layout
         assert (layout.nodes, layout.processes_per_node) == (1, 8)
         assert layout.global_batch_size == 64
-        made = following.plan
+        chosen = following.plan
 
 
 def test_retries_then_checkpoint_activations_then_shard_more_then_change_the_gpu() -> None:
-    wanted = job(engine="deepspeed", method="lora", seq_len=512)
-    made = planned(wanted)
+    requested = job(engine="deepspeed", method="lora", seq_len=512)
+    made = planned(requested)
     assert (made.layout.sharding, made.layout.activation_checkpointing) == ("zero1", False)
     kinds = []
-    for following in chain(wanted, made):
+    for following in chain(requested, made):
         now, then = following.plan, made
         if now.request.gpu_type != then.request.gpu_type:
             kinds.append("gpu")
@@ -94,29 +94,29 @@ def test_retries_then_checkpoint_activations_then_shard_more_then_change_the_gpu
 
 
 def test_user_settings_are_kept() -> None:
-    wanted = job(micro_batch_size=2, activation_checkpointing=False)
-    made = planned(wanted, gpus=8)
-    for following in chain(wanted, made):
+    requested = job(micro_batch_size=2, activation_checkpointing=False)
+    chosen = planned(requested, gpus=8)
+    for following in chain(requested, chosen):
         assert following.plan.layout.micro_batch_size == 2
         assert not following.plan.layout.activation_checkpointing
 
 
 def test_every_change_is_noted_with_the_attempt_that_failed() -> None:
-    wanted = job()
-    made = planned(wanted)
-    following = after_out_of_memory(made, wanted, attempt=1)
+    requested = job()
+    chosen = planned(requested)
+    following = after_out_of_memory(chosen, requested, attempt=1)
     notes = {note.name: note for note in following.plan.overrides}
-    assert notes["micro_batch_size"].planned == str(made.layout.micro_batch_size)
+    assert notes["micro_batch_size"].planned == str(chosen.layout.micro_batch_size)
     assert {note.given_by for note in notes.values()} == {"out of memory in attempt 1"}
     assert Plan.from_json(following.plan.to_json()) == following.plan
 
 
 def test_the_next_gpu_has_the_next_larger_memory_and_enough_gpus_per_machine() -> None:
-    wanted = job(micro_batch_size=1, activation_checkpointing=True)
-    made = planned(wanted, gpu="a100-80gb")
-    following = after_out_of_memory(made, wanted, attempt=0)
+    requested = job(micro_batch_size=1, activation_checkpointing=True)
+    chosen = planned(requested, gpu="a100-80gb")
+    following = after_out_of_memory(chosen, requested, attempt=0)
     assert following.needs_other_machine
-    assert following.plan.request.gpu_type != made.request.gpu_type
+    assert following.plan.request.gpu_type != chosen.request.gpu_type
     larger = {
         hardware.gpu(machine.gpu).vram_bytes
         for machine in hardware.instances()
@@ -126,16 +126,16 @@ def test_the_next_gpu_has_the_next_larger_memory_and_enough_gpus_per_machine() -
         and hardware.gpu(machine.gpu).vram_bytes > hardware.gpu("a100-80gb").vram_bytes
     }
     assert hardware.gpu(following.plan.request.gpu_type or "").vram_bytes == min(larger)
-    assert after_out_of_memory(made, wanted, attempt=0, other_machines=False) is None
+    assert after_out_of_memory(chosen, requested, attempt=0, other_machines=False) is None
 
 
 def test_a_local_machine_has_no_other_gpu_to_switch_to() -> None:
-    wanted = job(micro_batch_size=1, activation_checkpointing=True, method="lora")
+    requested = job(micro_batch_size=1, activation_checkpointing=True, method="lora")
     here = Machine(
         gpus=(("NVIDIA H100 80GB HBM3", 80 * GIB),),
         cpu_cores=16,
         ram_bytes=128 * GIB,
         disk_free_bytes=900 * GIB,
     )
-    made = plan(wanted, Target(kind="local", machine=here))
-    assert after_out_of_memory(made, wanted, attempt=0) is None
+    chosen = plan(requested, Target(kind="local", machine=here))
+    assert after_out_of_memory(chosen, requested, attempt=0) is None

@@ -79,10 +79,10 @@ def test_launched_engines_shard_states_only() -> None:
 
 
 def test_a_batch_smaller_than_the_gpu_count_needs_model_parallelism() -> None:
-    made = plan(
+    chosen = plan(
         job_of("llama-8b", global_batch_size=2), Target(kind="catalogue", nodes=1, gpus=8, gpu="H100 SXM")
     )
-    layout = made.layout
+    layout = chosen.layout
     assert layout.global_batch_size == 2
     assert layout.data_parallel <= 2
     assert layout.tensor_parallel * layout.context_parallel * layout.pipeline_parallel >= 4
@@ -91,11 +91,11 @@ def test_a_batch_smaller_than_the_gpu_count_needs_model_parallelism() -> None:
 @pytest.mark.parametrize("engine", PARALLEL_ENGINES)
 def test_requested_parallel_degrees_are_used_and_shown(engine: Any) -> None:
     job = job_of("llama-8b", engine, tensor_parallel=2, pipeline_parallel=2, context_parallel=2)
-    made = plan(job, Target(kind="catalogue", gpu="H100 SXM", nodes=1, gpus=8))
-    layout = made.layout
+    chosen = plan(job, Target(kind="catalogue", gpu="H100 SXM", nodes=1, gpus=8))
+    layout = chosen.layout
     assert (layout.tensor_parallel, layout.pipeline_parallel, layout.context_parallel) == (2, 2, 2)
     assert layout.schedule in ("1f1b", "interleaved")
-    text = " ".join(made.why)
+    text = " ".join(chosen.why)
     for words in (
         "tensor parallel 2, as requested",
         "pipeline parallel 2, as requested",

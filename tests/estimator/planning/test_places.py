@@ -29,7 +29,7 @@ def cluster_of(*nodes: ClusterNodes, **more: Any) -> Cluster:
     return Cluster(context="training", nodes=nodes, **more)
 
 
-def beside(nodes: ClusterNodes, gpus: int) -> ClusterNodes:
+def with_free_gpus(nodes: ClusterNodes, gpus: int) -> ClusterNodes:
     """With so many GPUs free on each."""
     free = Free(gpus=gpus, cpu=nodes.cpu / 2, memory_bytes=nodes.memory_bytes // 2)
     return replace(nodes, free=free, holders=("team/train",))
@@ -41,14 +41,14 @@ def places(*nodes: ClusterNodes, target: Target = KUBERNETES, **more: Any) -> li
 
 def test_free_nodes_rank_before_busy_ones() -> None:
     p5 = nodes_of("p5.48xlarge", 2)
-    free, busy = places(p5, beside(p5, 0))
+    free, busy = places(p5, with_free_gpus(p5, 0))
     assert (free.tier, free.gpus, free.max_nodes, free.free_nodes) == (0, 8, 2, 2)
     assert (busy.tier, busy.gpus, busy.max_nodes, busy.free_nodes) == (1, 8, 4, 0)
     assert busy.notes[-1] == "the run waits: 16 of these 32 H100 SXM are in use now, by team/train"
 
 
 def test_a_shared_node_offers_a_power_of_two_of_gpus_and_their_share() -> None:
-    part, _ = places(beside(nodes_of("p5.48xlarge", 1), 5))
+    part, _ = places(with_free_gpus(nodes_of("p5.48xlarge", 1), 5))
     assert (part.gpus, part.tier) == (4, 0)
     assert part.vcpu == int(int(90.5 / 2 * 0.9) * 4 / 5)
     whole = hardware.instance("p5.48xlarge").usd_per_hour
@@ -111,10 +111,10 @@ def test_cpu_and_memory_quotas_limit_the_sum_of_all_nodes() -> None:
 
 
 def test_a_cluster_without_gpus_trains_a_small_model_on_cpus() -> None:
-    made = plan(TINY, KUBERNETES, Goals(cluster=cluster_of(nodes_without_gpu=3)))
-    assert made.layout.device == "cpu"
+    chosen = plan(TINY, KUBERNETES, Goals(cluster=cluster_of(nodes_without_gpu=3)))
+    assert chosen.layout.device == "cpu"
     assert any(
-        "the cluster of context training has no GPU, and the model is small" in line for line in made.why
+        "the cluster of context training has no GPU, and the model is small" in line for line in chosen.why
     )
     for goals in (
         Goals(cluster=cluster_of(skipped=(SkippedNodes(reason="cordoned", names=("a",)),))),

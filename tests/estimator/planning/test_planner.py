@@ -50,9 +50,9 @@ def test_a_default_batch_adapts_to_requested_machines(target: dict[str, int]) ->
     where = Target(kind="catalogue", gpu="A100", **target)
     with pytest.raises(UserError):
         plan(job_of("llama-8b", global_batch_size=16), where)
-    made = plan(job_of("llama-8b", global_batch_size=16, batch_multiple=1), where)
-    assert made.layout.global_batch_size % made.layout.world_size == 0
-    assert any("nearest possible one to the default of 16" in line for line in made.why)
+    chosen = plan(job_of("llama-8b", global_batch_size=16, batch_multiple=1), where)
+    assert chosen.layout.global_batch_size % chosen.layout.world_size == 0
+    assert any("nearest possible one to the default of 16" in line for line in chosen.why)
 
 
 def test_a_default_batch_changes_only_if_no_machine_divides_it() -> None:
@@ -78,27 +78,27 @@ def test_a_default_batch_changes_if_it_leaves_only_unmeasured_gpus_that_cost_mor
 
 
 def test_batch_plans_on_aws_only() -> None:
-    made = plan(job_of("llama-8b", method="lora"), Target(kind="batch"))
-    assert made.request.cloud == "aws"
+    chosen = plan(job_of("llama-8b", method="lora"), Target(kind="batch"))
+    assert chosen.request.cloud == "aws"
     with pytest.raises(UserError, match="runs on aws only"):
         plan(job_of("llama-8b", method="lora"), Target(kind="batch", cloud="gcp"))
 
 
 def test_the_request_leaves_a_tenth_of_cpu_and_memory_to_the_node() -> None:
-    made = plan(job_of("llama-8b", method="lora", global_batch_size=8), CLUSTER)
-    item = hardware.instance(made.request.instance_type or "")
-    share = made.request.gpus_per_node / item.gpu_count
-    assert made.request.cpu <= (item.vcpu or 0) * share * 0.9
-    assert made.request.memory_mib * 2**20 <= (item.ram_bytes or 0) * share * 0.9 + 2**20
-    assert made.request.memory_mib * 2**20 >= made.prediction.memory.host_bytes
+    chosen = plan(job_of("llama-8b", method="lora", global_batch_size=8), CLUSTER)
+    item = hardware.instance(chosen.request.instance_type or "")
+    share = chosen.request.gpus_per_node / item.gpu_count
+    assert chosen.request.cpu <= (item.vcpu or 0) * share * 0.9
+    assert chosen.request.memory_mib * 2**20 <= (item.ram_bytes or 0) * share * 0.9 + 2**20
+    assert chosen.request.memory_mib * 2**20 >= chosen.prediction.memory.host_bytes
 
 
 def test_user_choices_are_kept_in_request_and_layout() -> None:
     target = Target(kind="kubernetes", nodes=2, gpus=4, gpu="H100 SXM", cloud="gcp")
-    made = plan(
+    chosen = plan(
         job_of("llama-8b", global_batch_size=32, micro_batch_size=2, activation_checkpointing=True), target
     )
-    request, layout = made.request, made.layout
+    request, layout = chosen.request, chosen.layout
     assert (request.nodes, request.gpus_per_node, request.gpu_type) == (2, 4, "H100 SXM")
     assert request.cloud == "gcp"
     assert (layout.micro_batch_size, layout.accumulation, layout.activation_checkpointing) == (2, 2, True)
@@ -106,11 +106,11 @@ def test_user_choices_are_kept_in_request_and_layout() -> None:
 
 def test_a_partial_node_request_is_within_its_share() -> None:
     target = Target(kind="kubernetes", instance_type="p5.48xlarge", gpus=2)
-    made = plan(job_of("llama-8b", method="lora"), target)
-    assert (made.request.instance_type, made.request.gpus_per_node) == ("p5.48xlarge", 2)
-    assert 2 <= made.request.cpu < 192 * 0.9 * 2 / 8
+    chosen = plan(job_of("llama-8b", method="lora"), target)
+    assert (chosen.request.instance_type, chosen.request.gpus_per_node) == ("p5.48xlarge", 2)
+    assert 2 <= chosen.request.cpu < 192 * 0.9 * 2 / 8
     part = 2048 * GIB * 0.9 * 2 / 8
-    assert made.prediction.memory.host_bytes < made.request.memory_mib * 2**20 < part
+    assert chosen.prediction.memory.host_bytes < chosen.request.memory_mib * 2**20 < part
     offloaded = plan(job_of("llama-8b", engine="deepspeed", offload="cpu"), replace(target, gpus=8))
     assert offloaded.request.cpu == int(192 * 0.9), "the optimizer steps there"
 
@@ -128,18 +128,21 @@ def test_deepspeed_uses_a_higher_zero_stage_if_a_lower_one_does_not_fit() -> Non
 
 
 def test_a_small_model_runs_on_the_cpu_in_fp32() -> None:
-    made = plan(job_of("tiny-llama", seq_len=512), Target(machine=LAPTOP))
-    assert (made.layout.device, made.layout.precision, made.request.gpus_per_node) == ("cpu", "fp32", 0)
-    assert (made.layout.sharding, made.layout.micro_batch_size) == ("none", 8)
-    assert made.prediction.tokens_per_second is None
-    assert made.prediction.usd is None
+    chosen = plan(job_of("tiny-llama", seq_len=512), Target(machine=LAPTOP))
+    assert (chosen.layout.device, chosen.layout.precision, chosen.request.gpus_per_node) == ("cpu", "fp32", 0)
+    assert (chosen.layout.sharding, chosen.layout.micro_batch_size) == ("none", 8)
+    assert chosen.prediction.tokens_per_second is None
+    assert chosen.prediction.usd is None
 
 
 @pytest.mark.parametrize(("engine", "sharding"), [("torchtune", "fsdp"), ("deepspeed", "zero1")])
 def test_two_local_nodes_share_the_batch_and_the_memory(engine: Any, sharding: str) -> None:
-    made = plan(job_of("tiny-llama", engine=engine, seq_len=512), Target(machine=LAPTOP, nodes=2))
-    assert (made.layout.nodes, made.layout.world_size, made.layout.micro_batch_size) == (2, 2, 4)
-    assert (made.layout.sharding, made.prediction.memory.capacity_bytes) == (sharding, LAPTOP.ram_bytes // 2)
+    chosen = plan(job_of("tiny-llama", engine=engine, seq_len=512), Target(machine=LAPTOP, nodes=2))
+    assert (chosen.layout.nodes, chosen.layout.world_size, chosen.layout.micro_batch_size) == (2, 2, 4)
+    assert (chosen.layout.sharding, chosen.prediction.memory.capacity_bytes) == (
+        sharding,
+        LAPTOP.ram_bytes // 2,
+    )
 
 
 def test_a_large_model_is_planned_on_cpus_only_if_requested() -> None:
@@ -185,8 +188,8 @@ def test_a_gpu_missing_from_the_table_gets_a_plan_without_speed() -> None:
     machine = Machine(
         gpus=(("NVIDIA X1000", 80 * GIB),), cpu_cores=8, ram_bytes=64 * GIB, disk_free_bytes=GIB
     )
-    made = plan(job_of("llama-8b", method="lora"), Target(machine=machine))
-    assert (made.request.gpu_type, made.prediction.tokens_per_second) == ("NVIDIA X1000", None)
+    chosen = plan(job_of("llama-8b", method="lora"), Target(machine=machine))
+    assert (chosen.request.gpu_type, chosen.prediction.tokens_per_second) == ("NVIDIA X1000", None)
 
 
 @pytest.mark.parametrize(
@@ -203,8 +206,8 @@ def test_a_gpu_without_bf16_uses_fp16_for_tested_families_else_fp32(
     options: dict[str, Any], engine: str, precision: str
 ) -> None:
     job = job_of(**{"model": "llama-3.2-1b", "method": "lora", "engine": "auto", "seq_len": 512} | options)
-    made = plan(job, Target(machine=with_gpus("Tesla T4", 1)))
-    assert (made.engine, made.layout.precision, made.liger) == (engine, precision, "liger" in options)
+    chosen = plan(job, Target(machine=with_gpus("Tesla T4", 1)))
+    assert (chosen.engine, chosen.layout.precision, chosen.liger) == (engine, precision, "liger" in options)
 
 
 def test_fp16_is_refused_for_unsupported_engines_and_options() -> None:
@@ -258,14 +261,14 @@ def test_an_unknown_gpu_machine_or_cloud_is_a_one_line_error(target: dict[str, A
 
 @pytest.mark.parametrize("kind", ["kubernetes", "batch"])
 def test_a_small_model_can_be_planned_for_a_clusters_cpus(kind: Any) -> None:
-    made = plan(job_of("tiny-llama"), Target(kind=kind, device="cpu", nodes=2))
-    asked = made.request
-    assert (made.layout.device, asked.nodes, asked.gpus_per_node, asked.gpu_type) == ("cpu", 2, 0, None)
+    chosen = plan(job_of("tiny-llama"), Target(kind=kind, device="cpu", nodes=2))
+    asked = chosen.request
+    assert (chosen.layout.device, asked.nodes, asked.gpus_per_node, asked.gpu_type) == ("cpu", 2, 0, None)
     assert asked.cpu == 4
     # The ranks are not alone in the container: with a limit of theirs alone it is killed for memory.
-    assert made.prediction.memory.host_bytes / 2**20 + 1024 <= asked.memory_mib <= 16 * 1024
+    assert chosen.prediction.memory.host_bytes / 2**20 + 1024 <= asked.memory_mib <= 16 * 1024
     assert asked.instance_type is None
-    assert made.prediction.usd_per_hour is None
+    assert chosen.prediction.usd_per_hour is None
 
 
 def test_a_model_too_large_for_cluster_cpus_is_planned_for_gpus() -> None:
@@ -306,12 +309,12 @@ def test_every_plan_fits_has_the_requested_batch_and_survives_json(
     model: str, method: Any, engine: Any, batch: int, seq_len: int
 ) -> None:
     job = job_of(model, method=method, engine=engine, global_batch_size=batch, seq_len=seq_len)
-    made = plan(job, CLUSTER)
-    assert made.layout.global_batch_size == batch
-    assert made.prediction.memory.fits
+    chosen = plan(job, CLUSTER)
+    assert chosen.layout.global_batch_size == batch
+    assert chosen.prediction.memory.fits
     override = Override(name="gpus", planned="1", used="2", given_by="--gpus")
-    noted = made.with_override(override, gpus_per_node=2)
-    assert (Plan.from_json(made.to_json()), Plan.from_json(noted.to_json())) == (made, noted)
+    noted = chosen.with_override(override, gpus_per_node=2)
+    assert (Plan.from_json(chosen.to_json()), Plan.from_json(noted.to_json())) == (chosen, noted)
 
 
 @pytest.mark.parametrize(

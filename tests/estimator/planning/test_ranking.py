@@ -183,12 +183,12 @@ def test_the_reasons_for_micro_batch_and_checkpointing_are_correct(
 ) -> None:
     survey = surveyed(Job(model=find(model), method=method, engine=engine, global_batch_size=32))
     for candidate in survey.candidates[:40]:
-        made = build_plan(survey, candidate, (), survey.candidates[0])
+        chosen = build_plan(survey, candidate, (), survey.candidates[0])
         layout, capacity = candidate.layout, candidate.memory.capacity_bytes or 0
         search = survey.searches[layout.precision]
         fitting = search.fitting(layout.nodes, layout.processes_per_node, capacity, candidate.gpu)
         largest = max(other.micro_batch_size for other in fitting)
-        line = next(line for line in made.why if line.startswith("micro batch"))
+        line = next(line for line in chosen.why if line.startswith("micro batch"))
         if " is tight: " in line:
             assert not candidate.memory.tight
             assert layout.micro_batch_size < largest
@@ -200,7 +200,7 @@ def test_the_reasons_for_micro_batch_and_checkpointing_are_correct(
             most = max(o.micro_batch_size for o in alike)
             assert (layout.micro_batch_size == most) == ("with this sharding" not in line)
         without = search.estimate(replace(layout, activation_checkpointing=False), candidate.gpu)
-        said = any("without it this micro batch needs" in line for line in made.why)
+        said = any("without it this micro batch needs" in line for line in chosen.why)
         verdict = without.with_capacity(capacity).verdict
         assert said == (layout.activation_checkpointing and verdict != "fits")
 
@@ -208,8 +208,8 @@ def test_the_reasons_for_micro_batch_and_checkpointing_are_correct(
 def test_a_complete_machine_ranks_before_parts_at_the_same_price() -> None:
     job = Job(model=find("qwen2.5-32b"), engine="fsdp2", global_batch_size=16)
     target = replace(ANY, gpu="RTX PRO 6000 Blackwell", cloud="aws")
-    made = plan(job, target)
-    assert (made.request.nodes, made.request.gpus_per_node) == (1, 8)
+    chosen = plan(job, target)
+    assert (chosen.request.nodes, chosen.request.gpus_per_node) == (1, 8)
 
 
 def test_a_tight_plan_ranks_after_those_that_fit_unless_accepted() -> None:

@@ -15,21 +15,21 @@ LAPTOP = Machine(cpu_cores=4, ram_bytes=16 * GIB, disk_free_bytes=100 * GIB)
 
 @pytest.mark.parametrize("width", [60, 100])
 def test_a_report_shows_request_memory_price_and_reasons_within_the_width(width: int) -> None:
-    made = plan(Job(model=find("llama-70b"), global_batch_size=64, steps=100), Target(kind="kubernetes"))
-    text = render(made, width)
+    chosen = plan(Job(model=find("llama-70b"), global_batch_size=64, steps=100), Target(kind="kubernetes"))
+    text = render(chosen, width)
     assert max(len(line) for line in text.splitlines()) <= width
-    assert made.prediction.memory.describe() in " ".join(render(made, width).split())
+    assert chosen.prediction.memory.describe() in " ".join(render(chosen, width).split())
     flat = " ".join(text.split())
     for word in (
         "llama-70b",
-        made.request.instance_type or "",
+        chosen.request.instance_type or "",
         "to spare (each GPU)",
         "tokens/s",
         "$",
         "prices of 2026",
     ):
         assert word in flat
-    for category, _ in made.prediction.memory.categories:
+    for category, _ in chosen.prediction.memory.categories:
         assert category in text
     assert "Why" in text
     assert "Rejected" in text
@@ -79,8 +79,8 @@ def test_a_summary_fits_one_screen_with_place_price_time_and_memory(model: str, 
 
 def test_time_and_price_of_a_job_have_the_range_of_the_predicted_speed() -> None:
     job = Job(model=find("llama-8b"), method="lora", engine="auto")
-    made = plan(job, Target(kind="catalogue", instance_type="g6e.xlarge", nodes=1), Goals(tokens=10**8))
-    prediction = made.prediction
+    chosen = plan(job, Target(kind="catalogue", instance_type="g6e.xlarge", nodes=1), Goals(tokens=10**8))
+    prediction = chosen.prediction
     assert prediction.hours
     assert prediction.usd
     assert prediction.tokens_per_second_range
@@ -91,6 +91,6 @@ def test_time_and_price_of_a_job_have_the_range_of_the_predicted_speed() -> None
     assert prediction.hours_range[0] < prediction.hours < prediction.hours_range[1]
     assert prediction.hours_range[1] == pytest.approx(slowest)
     assert prediction.usd_range[1] == pytest.approx(slowest * (prediction.usd_per_hour or 0))
-    for text in (render_summary(made), render(made)):
+    for text in (render_summary(chosen), render(chosen)):
         assert f"{prediction.hours:.1f} h ({prediction.hours_range[0]:.1f} h to {slowest:.1f} h)" in text
         assert f"${prediction.usd:,.2f} (${prediction.usd_range[0]:,.2f} to" in text

@@ -29,12 +29,12 @@ def test_the_fastest_recomputation_is_chosen_and_compared_with_full_checkpointin
     changes: dict[str, Any], gpu: str
 ) -> None:
     job, place = replace(JOB, **changes), replace(ONE, gpu=gpu)
-    made = plan(job, place)
-    layout = made.layout
+    chosen = plan(job, place)
+    layout = chosen.layout
     assert layout.activation_checkpointing
     assert (layout.recompute, layout.recompute_every) != ("full", 1)
-    assert made.prediction.memory.fits
-    assert not made.prediction.memory.tight
+    assert chosen.prediction.memory.fits
+    assert not chosen.prediction.memory.tight
     alternatives = [("full", 1), ("selective", 1), ("full", 2), ("full", 4)]
     rates = []
     for what, every in alternatives:
@@ -42,12 +42,12 @@ def test_the_fastest_recomputation_is_chosen_and_compared_with_full_checkpointin
             other = plan(replace(job, recompute=what, recompute_every=every), place)  # type: ignore[arg-type]
             rates.append(other.prediction.tokens_per_second or 0.0)
     assert len(rates) >= 2
-    assert (made.prediction.tokens_per_second or 0.0) >= max(rates)
-    [line] = [line for line in made.why if line.startswith("activation checkpointing")]
+    assert (chosen.prediction.tokens_per_second or 0.0) >= max(rates)
+    [line] = [line for line in chosen.why if line.startswith("activation checkpointing")]
     assert f"{layout.checkpointing}: " in line
     assert "faster than full; without it this micro batch needs" in line
-    assert f"checkpointing {layout.checkpointing}" in " ".join(render(made, 300).split())
-    assert "recompute" not in run_command(made, job, "llama-8b", None)
+    assert f"checkpointing {layout.checkpointing}" in " ".join(render(chosen, 300).split())
+    assert "recompute" not in run_command(chosen, job, "llama-8b", None)
 
 
 @pytest.mark.parametrize(
@@ -64,18 +64,18 @@ def test_the_fastest_recomputation_is_chosen_and_compared_with_full_checkpointin
 def test_a_user_value_or_an_engine_without_the_choice_fixes_recomputation(
     changes: dict[str, Any], expected: tuple[str, int]
 ) -> None:
-    made = plan(replace(JOB, **changes), replace(ONE, gpu="RTX A6000"))
-    assert (made.layout.recompute, made.layout.recompute_every) == expected
+    chosen = plan(replace(JOB, **changes), replace(ONE, gpu="RTX A6000"))
+    assert (chosen.layout.recompute, chosen.layout.recompute_every) == expected
 
 
 def test_the_first_retry_recomputes_complete_blocks() -> None:
-    made = plan(JOB, ONE)
-    following = after_out_of_memory(made, JOB, attempt=0)
+    chosen = plan(JOB, ONE)
+    following = after_out_of_memory(chosen, JOB, attempt=0)
     assert following is not None
-    assert following.plan.layout == replace(made.layout, recompute="full", recompute_every=1)
+    assert following.plan.layout == replace(chosen.layout, recompute="full", recompute_every=1)
     assert following.change.startswith("recompute")
 
 
 def test_checkpointing_is_off_if_the_memory_suffices() -> None:
-    made = plan(JOB, replace(ONE, gpu="H200 SXM"))
-    assert made.layout.checkpointing == "off"
+    chosen = plan(JOB, replace(ONE, gpu="H200 SXM"))
+    assert chosen.layout.checkpointing == "off"

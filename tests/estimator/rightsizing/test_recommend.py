@@ -17,10 +17,10 @@ SAME = {"rows": "100"}
 
 
 def _memory(history: list[Usage], parameters: dict[str, str] | None = SAME) -> int:
-    found = recommend(history, parameters)
-    assert found is not None
-    assert found.sizes.memory_mib is not None
-    return found.sizes.memory_mib
+    recommendation = recommend(history, parameters)
+    assert recommendation is not None
+    assert recommendation.sizes.memory_mib is not None
+    return recommendation.sizes.memory_mib
 
 
 @given(
@@ -63,22 +63,22 @@ def test_only_tasks_with_the_same_parameters_count_unless_these_made_no_differen
 
 def test_a_saturated_cpu_request_is_not_reduced() -> None:
     def cores(used: float) -> float | None:
-        found = recommend([usage(cpu=used)], SAME)
-        return found.sizes.cpu if found else None
+        recommendation = recommend([usage(cpu=used)], SAME)
+        return recommendation.sizes.cpu if recommendation else None
 
     assert (cores(0.2), cores(1.5), cores(3.9)) == (1, 2, 5)
-    found = recommend([usage(cpu=None)], SAME)
-    assert found is not None
-    assert found.sizes.cpu is None, "not measured"
+    recommendation = recommend([usage(cpu=None)], SAME)
+    assert recommendation is not None
+    assert recommendation.sizes.cpu is None, "not measured"
 
 
 def test_idle_gpus_are_dropped_and_unmeasured_ones_kept() -> None:
     asked = Sizes(cpu=4, memory_mib=8000, gpus=2)
     idle = replace(gpu(0), utilization=0.0)
-    found = recommend([usage(gpus=(gpu(20), idle), requested=asked)], SAME)
-    assert found is not None
-    assert found.sizes.gpus == 1
-    assert found.gpu_memory_bytes == pytest.approx(30 * GIB, rel=0.01)
+    recommendation = recommend([usage(gpus=(gpu(20), idle), requested=asked)], SAME)
+    assert recommendation is not None
+    assert recommendation.sizes.gpus == 1
+    assert recommendation.gpu_memory_bytes == pytest.approx(30 * GIB, rel=0.01)
     unmeasured = recommend([usage(requested=asked)], SAME)
     assert unmeasured is not None
     assert unmeasured.sizes.gpus == 2
@@ -86,9 +86,9 @@ def test_idle_gpus_are_dropped_and_unmeasured_ones_kept() -> None:
 
 def test_a_step_that_ran_out_of_gpu_memory_needs_a_larger_gpu() -> None:
     lacking = usage(gpus=(gpu(79),), ending="out of GPU memory", requested=Sizes(gpus=1))
-    found = recommend([lacking], SAME)
-    assert found is not None
-    assert found.gpu_memory_bytes == 120 * GIB
+    recommendation = recommend([lacking], SAME)
+    assert recommendation is not None
+    assert recommendation.gpu_memory_bytes == 120 * GIB
 
 
 def test_the_report_prices_waste_and_prints_the_decorator_line() -> None:

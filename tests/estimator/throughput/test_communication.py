@@ -148,8 +148,8 @@ def test_a_required_link_of_unknown_rate_makes_the_time_unknown() -> None:
 
 def test_link_rates_are_the_datasheet_times_the_reachable_share() -> None:
     share = {kind: shares.typical for kind, shares in fabric_shares().items()}
-    found = links(Setup(model=LLAMA), H100, network_gbps=3200, rdma=True)
-    assert (found.intra_bytes_per_s, found.inter_bytes_per_s) == (
+    communication = links(Setup(model=LLAMA), H100, network_gbps=3200, rdma=True)
+    assert (communication.intra_bytes_per_s, communication.inter_bytes_per_s) == (
         pytest.approx(450e9 * share["nvlink"]),
         pytest.approx(400e9 * share["rdma"]),
     )
@@ -164,13 +164,13 @@ def test_link_rates_are_the_datasheet_times_the_reachable_share() -> None:
 
 
 def test_an_nvl72_rack_is_one_domain_whatever_its_nodes() -> None:
-    found = links(
+    communication = links(
         Setup(model=LLAMA, processes_per_node=4),
         hardware.gpu("GB200 (per GPU)"),
         network_gbps=1600,
         rdma=True,
     )
-    assert (found.domain, found.inter_bytes_per_s) == (
+    assert (communication.domain, communication.inter_bytes_per_s) == (
         72,
         pytest.approx(200e9 * fabric_shares()["rdma"].typical * 18),
     )
@@ -178,10 +178,10 @@ def test_an_nvl72_rack_is_one_domain_whatever_its_nodes() -> None:
 
 def test_measured_bandwidths_replace_the_datasheet_per_link() -> None:
     measured = MeasuredBandwidth(intra_node_gbytes_per_s=200, source="checklist", date="2026-11-20")
-    found = links(Setup(model=LLAMA), H100, network_gbps=3200, rdma=True, busbw=measured)
-    assert found.intra_bytes_per_s == 200e9
-    assert found.inter_bytes_per_s == pytest.approx(400e9 * fabric_shares()["rdma"].typical)
-    assert "checklist" in found.basis
+    communication = links(Setup(model=LLAMA), H100, network_gbps=3200, rdma=True, busbw=measured)
+    assert communication.intra_bytes_per_s == 200e9
+    assert communication.inter_bytes_per_s == pytest.approx(400e9 * fabric_shares()["rdma"].typical)
+    assert "checklist" in communication.basis
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0])

@@ -61,10 +61,10 @@ def test_a_sliding_window_makes_long_answers_faster() -> None:
     [("llama-8b", None, "this device"), ("mixtral-8x7b", "H100 SXM", "experts"), ("llama-8b", "T4", "T4")],
 )
 def test_unknown_values_are_shown_as_unknown(model: str, gpu: str | None, words: str) -> None:
-    found = generation_speed(find(model), None if gpu is None else hardware.gpu(gpu), BATCH)
-    assert found.seconds is None
-    assert found.tokens_per_second is None
-    assert words in found.basis
+    prediction = generation_speed(find(model), None if gpu is None else hardware.gpu(gpu), BATCH)
+    assert prediction.seconds is None
+    assert prediction.tokens_per_second is None
+    assert words in prediction.basis
 
 
 def test_batches_beyond_the_balance_point_gain_no_throughput() -> None:

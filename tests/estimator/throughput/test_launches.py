@@ -75,11 +75,11 @@ def test_a_step_of_a_small_model_takes_as_long_as_its_launches_whatever_its_toke
 
 def test_the_range_of_a_launch_bound_step_covers_the_published_times_of_a_launch() -> None:
     count = of_step(TINY, work(TINY).layers)
-    found = throughput.speed(TINY, H200)
-    low, high = found.tokens_per_second_range
+    prediction = throughput.speed(TINY, H200)
+    low, high = prediction.tokens_per_second_range
     assert low <= TINY.seq_len / (count * SLOWEST_LAUNCH)
-    assert found.tokens_per_second < high <= TINY.seq_len / (count * FASTEST_LAUNCH)
-    assert f"{CLAUSE}, which was not measured on small models" in found.basis
+    assert prediction.tokens_per_second < high <= TINY.seq_len / (count * FASTEST_LAUNCH)
+    assert f"{CLAUSE}, which was not measured on small models" in prediction.basis
 
 
 def test_a_large_model_is_not_bound_by_launches() -> None:

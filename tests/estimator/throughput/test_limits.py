@@ -148,22 +148,24 @@ def test_a_step_is_micro_batches_plus_exposed_communication_and_bubble() -> None
     load = replace(LOAD, offloaded=1e11)
     times = communication_seconds(setup, SLOW)
     assert min(times.tensor, times.gather, times.pipeline) > 0
-    found = step(setup, load, GPU, times, TABLE)
+    step_seconds = step(setup, load, GPU, times, TABLE)
     busy = kernel_seconds(setup, load, GPU, TABLE).total + 0.5
     micro = busy + times.tensor / 2 + times.overlapped + 1e11 / 50e9
-    assert found.compute == pytest.approx(4 * busy)
-    assert found.communication == pytest.approx(4 * micro + times.overlapped_per_step - 4 * busy)
-    assert found.bubble == pytest.approx(micro / 2)
-    assert found.total == pytest.approx(4 * micro + times.overlapped_per_step + micro / 2 + found.optimizer)
+    assert step_seconds.compute == pytest.approx(4 * busy)
+    assert step_seconds.communication == pytest.approx(4 * micro + times.overlapped_per_step - 4 * busy)
+    assert step_seconds.bubble == pytest.approx(micro / 2)
+    assert step_seconds.total == pytest.approx(
+        4 * micro + times.overlapped_per_step + micro / 2 + step_seconds.optimizer
+    )
 
 
 def test_offloaded_weights_are_copied_for_forward_and_backward_passes() -> None:
     setup = Setup(model=LLAMA, engine="fsdp2", sharding="fsdp", shard=4, offload="all")
     times = communication_seconds(setup, SLOW)
     resident = step(replace(setup, offload="optimizer"), LOAD, GPU, times, TABLE)
-    found = step(setup, LOAD, GPU, times, TABLE)
+    step_seconds = step(setup, LOAD, GPU, times, TABLE)
     copied = 2 * LLAMA.parameters * 2 / 4 / 50e9
-    assert found.communication - resident.communication == pytest.approx(copied)
+    assert step_seconds.communication - resident.communication == pytest.approx(copied)
 
 
 def test_only_layers_with_experts_exchange_tokens() -> None:
@@ -253,8 +255,8 @@ def test_a_tiny_step_is_bound_by_launches_in_and_outside_the_blocks() -> None:
     tiny = replace(empty, dequantized=0.0, copied=0.0, copied_once=0.0, trained=0)
     times = communication_seconds(setup, SLOW)
     assert times is not None
-    found = step(setup, tiny, GPU, times, TABLE)
+    step_seconds = step(setup, tiny, GPU, times, TABLE)
     one_launch = launch_seconds(setup, tiny, TABLE) / tiny.layers / in_block("eager", adapters=False)
     blocks = tiny.layers * in_block("eager", adapters=False)
-    assert found.compute == pytest.approx((blocks + outside(setup)) * one_launch)
-    assert found.optimizer == pytest.approx(of_optimizer(setup) * one_launch)
+    assert step_seconds.compute == pytest.approx((blocks + outside(setup)) * one_launch)
+    assert step_seconds.optimizer == pytest.approx(of_optimizer(setup) * one_launch)

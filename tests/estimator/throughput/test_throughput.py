@@ -49,9 +49,9 @@ def rate_of(setup: Setup, **links: Any) -> float:
 def test_a_device_or_recipe_without_a_sourced_rate_has_no_speed(
     changes: dict[str, Any], gpu: str | None, named: str
 ) -> None:
-    found = throughput.speed(Setup(model=LLAMA, **changes), None if gpu is None else hardware.gpu(gpu))
-    assert found.tokens_per_second is None
-    assert named in found.basis
+    prediction = throughput.speed(Setup(model=LLAMA, **changes), None if gpu is None else hardware.gpu(gpu))
+    assert prediction.tokens_per_second is None
+    assert named in prediction.basis
 
 
 def test_cost_has_hours_and_usd_and_is_unknown_without_speed_or_price() -> None:
@@ -65,10 +65,10 @@ def test_cost_has_hours_and_usd_and_is_unknown_without_speed_or_price() -> None:
 
 def test_an_architecture_without_runs_uses_its_best_product_and_a_separate_range() -> None:
     t4 = hardware.gpu("T4")
-    found = throughput.speed(Setup(model=find("llama-3.2-1b"), precision="fp32", method="lora"), t4)
-    assert found.tokens_per_second_range is not None
-    assert "interpolated, as no run on Turing was published" in found.basis
-    low, high = (end / found.tokens_per_second for end in found.tokens_per_second_range)
+    prediction = throughput.speed(Setup(model=find("llama-3.2-1b"), precision="fp32", method="lora"), t4)
+    assert prediction.tokens_per_second_range is not None
+    assert "interpolated, as no run on Turing was published" in prediction.basis
+    low, high = (end / prediction.tokens_per_second for end in prediction.tokens_per_second_range)
     assert low == pytest.approx(published().of("range", "unseen p2.5"))
     assert high == pytest.approx(published().of("range", "unseen p97.5"))
 
@@ -81,11 +81,13 @@ def test_no_speed_range_exceeds_the_peak_of_the_gpu() -> None:
         ("H100 SXM", 1, 32),
     ):
         setup = Setup(model=model, sharding="fsdp", shard=processes, micro_batch_size=micro_batch_size)
-        found = throughput.speed(setup, hardware.gpu(name))
-        assert found.tokens_per_second_range is not None
-        assert found.mfu is not None
+        prediction = throughput.speed(setup, hardware.gpu(name))
+        assert prediction.tokens_per_second_range is not None
+        assert prediction.mfu is not None
         # MFU counts causal attention twice, a few percent of all FLOPs here
-        assert found.mfu * found.tokens_per_second_range[1] / found.tokens_per_second < 1.05, name
+        assert prediction.mfu * prediction.tokens_per_second_range[1] / prediction.tokens_per_second < 1.05, (
+            name
+        )
 
 
 def test_gpus_of_one_architecture_differ_like_their_measured_products() -> None:
@@ -100,10 +102,10 @@ def test_gpus_of_one_architecture_differ_like_their_measured_products() -> None:
 
 
 def test_a_gpu_without_a_sourced_peak_has_a_speed_by_its_measured_product_but_no_mfu() -> None:
-    found = throughput.speed(Setup(model=LLAMA, method="lora"), hardware.gpu("RTX A5000"))
-    assert found.tokens_per_second is not None
-    assert found.mfu is None
-    assert "TFLOPS" in found.basis
+    prediction = throughput.speed(Setup(model=LLAMA, method="lora"), hardware.gpu("RTX A5000"))
+    assert prediction.tokens_per_second is not None
+    assert prediction.mfu is None
+    assert "TFLOPS" in prediction.basis
 
 
 @pytest.mark.parametrize(
@@ -150,22 +152,30 @@ def test_a_speed_is_the_sum_of_its_parts_within_its_range() -> None:
     setup = Setup(
         model=LLAMA, engine="megatron", tensor=2, pipeline=2, sharding="zero1", shard=2, accumulation=4
     )
-    found = throughput.speed(setup, H100)
-    assert found.tokens_per_second_range is not None
-    assert found.step_seconds == found.parts.total
-    assert min(found.parts.compute, found.parts.communication, found.parts.bubble, found.parts.optimizer) > 0
-    low, high = found.tokens_per_second_range
-    assert low < found.tokens_per_second < high
+    prediction = throughput.speed(setup, H100)
+    assert prediction.tokens_per_second_range is not None
+    assert prediction.step_seconds == prediction.parts.total
+    assert (
+        min(
+            prediction.parts.compute,
+            prediction.parts.communication,
+            prediction.parts.bubble,
+            prediction.parts.optimizer,
+        )
+        > 0
+    )
+    low, high = prediction.tokens_per_second_range
+    assert low < prediction.tokens_per_second < high
     tokens = setup.micro_batch_size * setup.seq_len * setup.data_parallel * setup.accumulation
-    assert found.tokens_per_second == pytest.approx(tokens / found.parts.total)
+    assert prediction.tokens_per_second == pytest.approx(tokens / prediction.parts.total)
 
 
 def test_mfu_counts_model_flops_against_the_bf16_peak() -> None:
     """torchtune README @1814feb17: Llama 3.2 3B on one A100, compiled and packed: 9,174 tokens/s, 68 %."""
     setup = Setup(model=find("llama-3.2-3b"), micro_batch_size=2, seq_len=4096, compile=True, loss="chunked")
-    found = throughput.speed(setup, A100)
-    assert found.tokens_per_second == pytest.approx(9174, rel=0.1)
-    assert found.mfu == pytest.approx(0.68, rel=0.1)
+    prediction = throughput.speed(setup, A100)
+    assert prediction.tokens_per_second == pytest.approx(9174, rel=0.1)
+    assert prediction.mfu == pytest.approx(0.68, rel=0.1)
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -289,10 +299,10 @@ def test_a_slower_link_is_never_faster(setup: Setup, gbps: float, less: float, r
 @given(setup=SETUPS)
 @settings(max_examples=100, deadline=None)
 def test_the_parts_of_a_step_are_never_negative_and_mfu_stays_below_1(setup: Setup) -> None:
-    found = throughput.speed(setup, H100, network_gbps=3200, rdma=True)
-    assert found.parts is not None
-    parts = found.parts
+    prediction = throughput.speed(setup, H100, network_gbps=3200, rdma=True)
+    assert prediction.parts is not None
+    parts = prediction.parts
     assert min(parts.compute, parts.communication, parts.bubble, parts.optimizer) >= -1e-12
     assert min(seconds for _, seconds in parts.of_compute) >= 0
     assert sum(seconds for _, seconds in parts.of_compute) <= parts.compute * (1 + 1e-9)
-    assert 0 < found.mfu < 1
+    assert 0 < prediction.mfu < 1

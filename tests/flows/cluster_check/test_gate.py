@@ -80,7 +80,7 @@ def checked(result: Result) -> Checked:
     return Checked(run="ChecklistFlow/7", result=result, age_s=time.time() - result.finished_unix)
 
 
-def leave(home: Path, cluster: str, result: Result, **changes: Any) -> None:
+def store_result(home: Path, cluster: str, result: Result, **changes: Any) -> None:
     """Run the flow that stores this result for that cluster."""
     flow, file = home / "checklist_flow.py", home / "result.json"
     flow.write_text(STAND_IN)
@@ -262,10 +262,10 @@ def test_faulty_nodes_are_reported_in_one_line_on_batch_or_without_access_to_nod
 @pytest.mark.slow
 def test_the_newest_verdict_of_the_same_cluster_counts_for_all_users(tmp_path: Path) -> None:
     assert newest(tmp_path, "kubernetes:a/train") == [None, None, "user:somebody"]
-    leave(tmp_path, "kubernetes:a/train", healthy())
-    leave(tmp_path, "kubernetes:a/train", slow())
-    leave(tmp_path, "kubernetes:b/train", healthy(), version=7)
-    leave(tmp_path, "broken", healthy())
+    store_result(tmp_path, "kubernetes:a/train", healthy())
+    store_result(tmp_path, "kubernetes:a/train", slow())
+    store_result(tmp_path, "kubernetes:b/train", healthy(), version=7)
+    store_result(tmp_path, "broken", healthy())
 
     checked_result, problem, namespace = newest(tmp_path, "kubernetes:a/train")
     assert checked_result[1] == "FAIL", "its run has failed, its verdict has not"
@@ -309,7 +309,7 @@ def test_a_hanging_or_missing_metadata_service_does_not_delay_a_run(tmp_path: Pa
 def test_a_failed_checklist_of_the_cluster_stops_a_run_before_anything_is_submitted(
     tmp_path: Path,
 ) -> None:
-    leave(tmp_path, "prod", slow(3 * HOUR))
+    store_result(tmp_path, "prod", slow(3 * HOUR))
     for arguments in (("run",), ("run", "--plan-only")):
         stopped = finetune(tmp_path, *arguments, FINETUNE_CLUSTER="prod")
         assert stopped.returncode == 2

@@ -42,13 +42,13 @@ def _pid_of_rank_1(home: Path) -> int | None:
 @contextlib.contextmanager
 def _slowed(home: Path, training: subprocess.Popen[str]) -> Iterator[None]:
     """Stop rank 1 most of the time, from its first step on."""
-    over = threading.Event()
+    stop = threading.Event()
 
     def slow() -> None:
-        while (pid := _pid_of_rank_1(home)) is None and training.poll() is None and not over.wait(0.2):
+        while (pid := _pid_of_rank_1(home)) is None and training.poll() is None and not stop.wait(0.2):
             continue
         with contextlib.suppress(ProcessLookupError):
-            while pid is not None and not over.is_set():
+            while pid is not None and not stop.is_set():
                 os.kill(pid, signal.SIGSTOP)
                 time.sleep(STOPPED_S)
                 os.kill(pid, signal.SIGCONT)
@@ -59,7 +59,7 @@ def _slowed(home: Path, training: subprocess.Popen[str]) -> Iterator[None]:
     try:
         yield
     finally:
-        over.set()
+        stop.set()
         thread.join()
 
 

@@ -55,6 +55,12 @@ def test_metaflows_global_options_may_appear_anywhere(arguments: str, expected: 
     [
         ("finetune_flow.py", ["run", "--plan-only"], "finetune run --plan-only"),
         ("finetune_flow.py", ["--quiet", "run", "--seed", "3"], "finetune run --quiet --seed 3"),
+        (
+            "finetune_flow.py",
+            ["--quiet", "--config", "settings", "a.yaml", "run", "--seed", "3"],
+            "finetune run a.yaml --quiet --seed 3",
+        ),
+        ("finetune_flow.py", ["--config", "settings", "a", "run"], "finetune run --config settings a"),
         ("finetune_flow.py", ["resume"], "finetune flow resume"),
         ("finetune_flow.py", ["--quiet", "resume"], "finetune flow --quiet resume"),
         ("finetune_flow.py", [], "finetune flow"),
@@ -119,7 +125,9 @@ def test_a_missing_settings_file_is_reported_with_similar_ones(
         (["run", "--max-steps", "x"], "Try 'finetune run --help' for help."),
         (["check", "--nodess", "2"], "Did you mean --nodes?"),
         (["flow", "resume"], "A previous run id was not found."),
-        (["flow", "rejection", "rum"], "Try 'finetune flow rejection --help' for help."),
+        (["flow", "rejection", "rum"], "Did you mean run, resume?"),
+        (["flow", "lineer", "run"], "Did you mean linear?"),
+        (["flow", "xyz"], "`finetune flow --help` lists the commands."),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -14,11 +14,11 @@ from flows.doctor.probes import PROBES
 from flows.doctor.processes import run_probes
 from tests.flows.conftest import environment
 
-Asker = Callable[..., dict[str, Line]]
+QueryProbe = Callable[..., dict[str, Line]]
 
 
 @pytest.fixture
-def query_probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Asker:
+def query_probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> QueryProbe:
     """``query_probe(name, limit_s=, only=, **variables)``: the first line of each check of a probe."""
 
     def query(

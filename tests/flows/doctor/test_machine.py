@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from checklist.checks.gpu import gpus_probe
-from tests.flows.doctor.conftest import Asker
+from tests.flows.doctor.conftest import QueryProbe
 
 
-def test_gpus_are_listed_or_their_absence_with_a_fix(query_probe: Asker) -> None:
+def test_gpus_are_listed_or_their_absence_with_a_fix(query_probe: QueryProbe) -> None:
     gpus = gpus_probe.list_gpus()
     line = query_probe("GPU")["GPU"]
     if gpus.names:
@@ -17,7 +17,7 @@ def test_gpus_are_listed_or_their_absence_with_a_fix(query_probe: Asker) -> None
         assert "nvidia-smi" in line.fix
 
 
-def test_torchs_build_is_shown_and_untried_nccl_is_not_called_working(query_probe: Asker) -> None:
+def test_torchs_build_is_shown_and_untried_nccl_is_not_called_working(query_probe: QueryProbe) -> None:
     import torch
 
     lines = query_probe("torch")

@@ -36,7 +36,7 @@ def test_a_failing_probe_is_reported_in_one_line_and_the_others_continue() -> No
     lines = {probe.name: line for probe, (line,) in probe_lines}
     assert set(lines) == set(PROBES)
     assert (lines["raises"].found, lines["leaves"].found) == ("ValueError: first", "SystemExit: 3")
-    assert lines["dies"].found == "its process ended with status 7: last words"
+    assert lines["dies"].found == "the probe ended with status 7: last words"
     assert (lines["secret"].found, lines["hangs"].found) == ("ValueError: it is ***", "no result within 2 s")
     assert lines["hangs"].state == "unknown"
     assert {line.state for name, line in lines.items() if name != "hangs"} == {"no"}

@@ -37,7 +37,7 @@ def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def everybodys(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def shared_temporary_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A temporary folder shared by all users of a machine."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o1777)
@@ -46,7 +46,7 @@ def everybodys(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield Path(folder)
 
 
-def as_a_stranger(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run_as_other_user(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = ["sh", "-c", script, "sh", *arguments]
     return subprocess.run(
         command, user=STRANGER, group=STRANGER, extra_groups=(), cwd="/", capture_output=True, text=True
@@ -133,19 +133,19 @@ def test_users_of_one_machine_do_not_share_a_folder(monkeypatch: pytest.MonkeyPa
 @needs_root
 @pytest.mark.parametrize("expected", ['mkdir -m 777 "$1"', 'mkdir "$1-b"; ln -s "$1-b" "$1"', 'touch "$1"'])
 def test_a_work_folder_created_by_another_user_is_refused_before_anything_is_written(
-    everybodys: Path, expected: str
+    shared_temporary_folder: Path, expected: str
 ) -> None:
     root = workdir.root()
-    done = as_a_stranger(expected, str(root))
+    done = run_as_other_user(expected, str(root))
     assert done.returncode == 0, done.stderr
-    before = {path: path.lstat().st_mtime_ns for path in everybodys.rglob("*")}
+    before = {path: path.lstat().st_mtime_ns for path in shared_temporary_folder.rglob("*")}
     for way in (workdir.check_root, workdir.work_folder("7", "train", "3").__enter__):
         with pytest.raises(UserError) as caught:
             way()
         assert caught.value.problem.startswith(f"Cannot use {root} ")
         assert "\n" not in caught.value.problem
         assert "FINETUNE_WORK_DIR" in caught.value.advice
-    assert {path: path.lstat().st_mtime_ns for path in everybodys.rglob("*")} == before
+    assert {path: path.lstat().st_mtime_ns for path in shared_temporary_folder.rglob("*")} == before
 
 
 def test_a_symbolic_link_as_the_work_folder_is_refused_even_if_the_user_owns_it(
@@ -160,15 +160,15 @@ def test_a_symbolic_link_as_the_work_folder_is_refused_even_if_the_user_owns_it(
 
 
 @needs_root
-def test_other_users_cannot_read_write_or_replace_a_work_folder(everybodys: Path) -> None:
+def test_other_users_cannot_read_write_or_replace_a_work_folder(shared_temporary_folder: Path) -> None:
     """Also if the folder was left from a time when others could write into it."""
     workdir.root().mkdir()
     workdir.root().chmod(0o777)
     with workdir.work_folder("7", "train", "3") as folder:
         (folder / "job.json").write_text("{}")
-        assert folder.parent.parent == everybodys
+        assert folder.parent.parent == shared_temporary_folder
         for script in ('cat "$1/job.json"', 'ls "$2"', 'mkdir "$2/more"', 'mv "$1" "$1-b"', 'mv "$2" "$2-b"'):
-            done = as_a_stranger(script, str(folder), str(folder.parent))
+            done = run_as_other_user(script, str(folder), str(folder.parent))
             assert done.returncode != 0, script
             assert "Permission denied" in done.stderr or "not permitted" in done.stderr
         assert (folder / "job.json").is_file()

@@ -17,7 +17,7 @@ _CHALLENGE = len(MAGIC) + 32
 Attack = Callable[[socket.socket], None]
 
 
-def says(data: bytes) -> Attack:
+def sends(data: bytes) -> Attack:
     """Send bytes at once and wait for the response."""
 
     def attack(sock: socket.socket) -> None:
@@ -28,7 +28,7 @@ def says(data: bytes) -> Attack:
     return attack
 
 
-def greets(run: str, secret: str, claim: bytes, message: bytes) -> Attack:
+def completes_greeting(run: str, secret: str, claim: bytes, message: bytes) -> Attack:
     """Complete the greeting like a member and send a message."""
 
     def attack(sock: socket.socket) -> None:
@@ -53,41 +53,41 @@ def trickles(sock: socket.socket) -> None:
 def common() -> list[Attack]:
     """Return what can be sent without knowing the protocol of the run."""
     return [
-        says(b'{"node":Infinity,"nodes":2,"proof":"x"}\n'),
-        says(b"[" * 100_000),
-        says(b"GET / HTTP/1.1\r\n\r\n"),
-        says(MAGIC + b"n" * 32 + b"\xff\xff\xff\xff" + b"x" * 1_000_000),
-        says(MAGIC + b"n" * 32 + (10).to_bytes(4, "big") + b'{"node":1}' + b"p" * 32),
+        sends(b'{"node":Infinity,"nodes":2,"proof":"x"}\n'),
+        sends(b"[" * 100_000),
+        sends(b"GET / HTTP/1.1\r\n\r\n"),
+        sends(MAGIC + b"n" * 32 + b"\xff\xff\xff\xff" + b"x" * 1_000_000),
+        sends(MAGIC + b"n" * 32 + (10).to_bytes(4, "big") + b'{"node":1}' + b"p" * 32),
     ]
 
 
 @contextlib.contextmanager
-def storm(
+def repeated_attacks(
     ports: Sequence[int], attacks: Sequence[Attack], host: str = "127.0.0.1"
 ) -> Iterator[Callable[[], int]]:
     """Repeat all attacks next to half-open connections; yields the number of attempts."""
-    over = threading.Event()
-    tried = [0]
+    stop = threading.Event()
+    attempts = [0]
     idle: list[socket.socket] = []
 
     def call(port: int) -> socket.socket:
         sock = socket.create_connection((host, port), timeout=2)
-        tried[0] += 1
+        attempts[0] += 1
         return sock
 
     def one(attack: Attack) -> None:
-        while not over.is_set():
+        while not stop.is_set():
             for port in ports:
                 with contextlib.suppress(OSError), contextlib.closing(call(port)) as sock:
                     attack(sock)
-            over.wait(0.1)
+            stop.wait(0.1)
 
     def half_open() -> None:
-        while not over.is_set():
+        while not stop.is_set():
             with contextlib.suppress(OSError):
-                while len(idle) < HALF_OPEN and not over.is_set():
+                while len(idle) < HALF_OPEN and not stop.is_set():
                     idle.append(call(ports[0]))
-            over.wait(0.5)
+            stop.wait(0.5)
 
     threads = [threading.Thread(target=one, args=(each,), daemon=True) for each in attacks]
     threads += [threading.Thread(target=one, args=(trickles,), daemon=True) for _ in range(TRICKLES)]
@@ -95,9 +95,9 @@ def storm(
     for thread in threads:
         thread.start()
     try:
-        yield lambda: tried[0]
+        yield lambda: attempts[0]
     finally:
-        over.set()
+        stop.set()
         for thread in threads:
             thread.join(5)
         for sock in idle:
@@ -105,7 +105,7 @@ def storm(
 
 
 @contextlib.contextmanager
-def through(port: int) -> Iterator[tuple[int, Callable[[], None]]]:
+def forwarded_port(port: int) -> Iterator[tuple[int, Callable[[], None]]]:
     """Yield a port that forwards to another one, and a function that cuts all its connections."""
     pairs: list[socket.socket] = []
     with socket.create_server(("127.0.0.1", 0)) as server:

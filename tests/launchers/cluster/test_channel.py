@@ -80,7 +80,7 @@ def call(address: Endpoint, name: int = 1, limit_s: float = 10.0) -> Connection[
     return connect(address, Claim(name=name), TEXTS, limit_s=limit_s, silence_s=10.0)
 
 
-def stranger(main: Main) -> socket.socket:
+def connect_without_secret(main: Main) -> socket.socket:
     return socket.create_connection(("127.0.0.1", main.where.ports[0]), timeout=10)
 
 
@@ -94,7 +94,7 @@ def ended(sock: socket.socket, within_s: float = 10.0) -> float:
     return time.monotonic() - begin
 
 
-def takes_part(main: Main, name: int = 1) -> float:
+def exchange_seconds(main: Main, name: int = 1) -> float:
     """Return the seconds in which a caller with the secret exchanges messages both ways."""
     begin = time.monotonic()
     mine = call(main.where, name)
@@ -118,7 +118,7 @@ def greeting(address: Endpoint, challenge: bytes, claim: bytes, *, role: str = "
 
 
 def test_a_caller_with_the_secret_is_accepted_and_messages_go_both_ways(main: Main) -> None:
-    assert takes_part(main) < 5
+    assert exchange_seconds(main) < 5
 
 
 @pytest.mark.parametrize("differs", [{"secret": Secret("other")}, {"secret": Secret("")}, {"run": "r/1"}])
@@ -128,7 +128,7 @@ def test_a_caller_with_another_secret_or_of_another_run_is_refused(
     with pytest.raises(Unreachable, match="another run listens there, or one with another secret"):
         call(endpoint(main.where.ports[0], **differs), limit_s=0.5)
     assert main.members.empty()
-    takes_part(main)
+    exchange_seconds(main)
 
 
 def test_a_caller_rejects_a_listener_that_does_not_know_the_secret() -> None:
@@ -151,12 +151,12 @@ def test_a_caller_rejects_a_listener_that_does_not_know_the_secret() -> None:
 
 
 def test_a_replayed_greeting_is_refused(main: Main) -> None:
-    with stranger(main) as first:
+    with connect_without_secret(main) as first:
         recorded = greeting(main.where, first.recv(CHALLENGE), b'{"name":7}')
         first.sendall(recorded)
         assert first.recv(4096), "the first time it is taken in"
         assert main.members.get(timeout=5)[0] == 7
-    with stranger(main) as second_socket:
+    with connect_without_secret(main) as second_socket:
         second_socket.recv(CHALLENGE)
         second_socket.sendall(recorded)
         assert ended(second_socket) < 2
@@ -164,7 +164,7 @@ def test_a_replayed_greeting_is_refused(main: Main) -> None:
 
 
 def test_a_greeting_whose_name_was_changed_after_signing_is_refused(main: Main) -> None:
-    with stranger(main) as sock:
+    with connect_without_secret(main) as sock:
         signed_greeting = greeting(main.where, sock.recv(CHALLENGE), b'{"name":7}')
         sock.sendall(signed_greeting.replace(b'{"name":7}', b'{"name":8}'))
         assert ended(sock) < 2
@@ -184,23 +184,23 @@ BEFORE_THE_PROOF = {
 
 @pytest.mark.parametrize("expected", BEFORE_THE_PROOF.values(), ids=BEFORE_THE_PROOF)
 def test_unauthenticated_messages_are_neither_read_nor_answered(main: Main, expected: bytes) -> None:
-    with stranger(main) as sock:
+    with connect_without_secret(main) as sock:
         with contextlib.suppress(OSError):  # it may have hung up already
             sock.sendall(expected)
             sock.shutdown(socket.SHUT_WR)
         assert ended(sock) < 2
     assert main.members.empty()
-    assert takes_part(main) < 5
+    assert exchange_seconds(main) < 5
 
 
 def test_a_greeting_sent_byte_by_byte_times_out_and_delays_no_other_caller(
     main: Main, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listener, "GREETING_S", 1.5)
-    with stranger(main) as sock:
+    with connect_without_secret(main) as sock:
         signed_greeting = greeting(main.where, sock.recv(CHALLENGE), b'{"name":7}')
         begin = time.monotonic()
-        assert takes_part(main) < 1.5, "others are greeted beside it"
+        assert exchange_seconds(main) < 1.5, "others are greeted beside it"
         with contextlib.suppress(OSError):
             for byte in signed_greeting:
                 sock.sendall(bytes([byte]))
@@ -229,15 +229,15 @@ def test_an_invalid_message_is_reported_in_one_line(payload: bytes) -> None:
 
 
 def test_an_invalid_join_request_with_the_right_secret_is_refused_in_one_line(main: Main) -> None:
-    with stranger(main) as sock:
+    with connect_without_secret(main) as sock:
         sock.sendall(greeting(main.where, sock.recv(CHALLENGE), b'{"name":"7"}'))
         assert b'"refused":"not of this protocol' in sock.recv(4096)
         assert ended(sock) < 2
-    assert takes_part(main) < 5
+    assert exchange_seconds(main) < 5
 
 
 def test_a_message_that_is_too_long_is_not_read(main: Main) -> None:
-    with stranger(main) as sock:
+    with connect_without_secret(main) as sock:
         sock.sendall(greeting(main.where, sock.recv(CHALLENGE), b'{"name":7}'))
         _, member = main.members.get(timeout=5)
         sock.sendall((listener.MAX_MESSAGE_BYTES + 1).to_bytes(4, "big"))
@@ -252,7 +252,7 @@ def test_a_refused_caller_receives_the_reason(main: Main) -> None:
 
 
 def test_a_caller_that_closes_its_connection_before_it_is_accepted_does_not_join(main: Main) -> None:
-    with stranger(main) as sock:
+    with connect_without_secret(main) as sock:
         sock.sendall(greeting(main.where, sock.recv(CHALLENGE), b'{"name":7}'))
         sock.close()
     time.sleep(0.5)
@@ -260,12 +260,12 @@ def test_a_caller_that_closes_its_connection_before_it_is_accepted_does_not_join
         _, member = main.members.get()
         with pytest.raises(OSError, match=r"closed|reset"):
             member.receive()
-    takes_part(main)
+    exchange_seconds(main)
 
 
 def test_a_member_that_was_disconnected_may_join_again(main: Main) -> None:
     for _ in range(3):
-        takes_part(main, name=5)
+        exchange_seconds(main, name=5)
 
 
 def test_ports_in_use_by_other_programs_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,14 +277,14 @@ def test_ports_in_use_by_other_programs_are_skipped(monkeypatch: pytest.MonkeyPa
         contextlib.closing(Main(endpoint(ports=ports))) as mine,
     ):
         assert mine.listener._socket.getsockname()[1] == ports[2]
-        assert 1.0 <= takes_part(mine) < 4.0
+        assert 1.0 <= exchange_seconds(mine) < 4.0
 
 
 def test_a_listener_on_the_ipv6_loopback_address_accepts_callers() -> None:
     address = endpoint(host="::1")
     with contextlib.closing(Main(address)) as main:
         assert main.listener._socket.getsockname()[0] == "::1"
-        assert takes_part(main) < 5
+        assert exchange_seconds(main) < 5
 
 
 def test_a_host_is_reached_at_its_second_address_if_the_first_does_not_answer(

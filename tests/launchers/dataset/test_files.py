@@ -30,7 +30,7 @@ def as_csv(path: Path, delimiter: str = ",") -> None:
         writer.writerows([number, json.dumps(row["messages"])] for number, row in enumerate(ROWS))
 
 
-def as_saved(path: Path) -> None:
+def save_with_datasets(path: Path) -> None:
     datasets.Dataset.from_list(ROWS).save_to_disk(path)
 
 
@@ -46,7 +46,7 @@ FORMS: dict[str, Any] = {
     "d.tsv": lambda path: as_csv(path, "\t"),
     "d.parquet": lambda path: parquet.write_table(pyarrow.Table.from_pylist(ROWS), path),
     "d.PQ": lambda path: parquet.write_table(pyarrow.Table.from_pylist(ROWS), path),
-    "saved": as_saved,
+    "saved": save_with_datasets,
 }
 
 
@@ -143,7 +143,7 @@ def test_an_unreadable_file_is_reported_in_one_line(
 def test_an_empty_folder_and_a_broken_folder_are_reported_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is a folder without rows"):
         list(read(tmp_path))
-    as_saved(tmp_path / "saved")
+    save_with_datasets(tmp_path / "saved")
     next((tmp_path / "saved").glob("*.arrow")).unlink()
     with pytest.raises(UserError, match="saved cannot be read: ") as error:
         list(read(tmp_path / "saved"))

@@ -129,7 +129,9 @@ def refusal(folder: Path, cell: Cell) -> str | None:
 def prove(folder: Path, cell: Cell) -> Proof:
     """Train, and resume from the checkpoint with the parts of all nodes; raises if a run fails."""
     drawn = cell.task == "grpo"
-    steps, checkpoint = LEARNING if drawn and learns(cell) else (STEPS - (not drawn), CHECKPOINT)
+    steps, checkpoint = (
+        LEARNING if drawn and is_expected_to_learn(cell) else (STEPS - (not drawn), CHECKPOINT)
+    )
     first = _drawing_job(folder, cell, steps, checkpoint) if drawn else _job(folder, cell)
     layout = dataclasses.replace(first.plan.layout, nodes=cell.nodes, processes_per_node=1)
     first = dataclasses.replace(first, plan=dataclasses.replace(first.plan, layout=layout))
@@ -166,7 +168,7 @@ def _job(folder: Path, cell: Cell) -> TrainJob:
     )
 
 
-def learns(cell: Cell) -> bool:
+def is_expected_to_learn(cell: Cell) -> bool:
     """Return whether GRPO is expected to learn: full training does within 30 steps."""
     return cell.method == "full"
 

@@ -184,7 +184,7 @@ def _fork(engine: str, environment: dict[str, str], jobs: list[str], log: str, e
             os.dup2(descriptor, number)
         os.environ.update(environment)
         if len(jobs) > 1:
-            _stay_in_one_group()
+            _reuse_process_group()
         module, _, name = entry.partition(":")
         train = getattr(import_module(module), name) if entry else engines.get(engine).train
         code = sum(_failed(train, TrainJob.load(Path(job))) for job in jobs)
@@ -207,7 +207,7 @@ def _failed(train: Callable[[Any], None], job: Any) -> bool:
     return False
 
 
-def _stay_in_one_group() -> None:
+def _reuse_process_group() -> None:
     """Reuse the first process group for all jobs instead of opening new ports and threads."""
     import torch.distributed as dist
 

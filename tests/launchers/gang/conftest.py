@@ -88,7 +88,7 @@ class Gang:
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
     tasks: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
 
-    def start(self, node: int, run: str = RUN, through: Sequence[str] = ()) -> subprocess.Popen[bytes]:
+    def start(self, node: int, run: str = RUN, forwarded_port: Sequence[str] = ()) -> subprocess.Popen[bytes]:
         work_dir = self.folder / f"node-{node}"
         job = make_job(
             work_dir, nodes=self.nodes, processes=self.processes, device=self.device, **self.orders
@@ -117,7 +117,7 @@ class Gang:
         )
         with (self.folder / f"task-{node}.log").open("wb") as log:
             self.tasks[node] = subprocess.Popen(
-                [*through, sys.executable, "-m", "tests.launchers.gang.node", str(order)],
+                [*forwarded_port, sys.executable, "-m", "tests.launchers.gang.node", str(order)],
                 cwd=ROOT,
                 env={**os.environ, MARK: self.mark},
                 stdout=log,
@@ -178,7 +178,7 @@ class Gang:
         node = rank // self.processes
         self.wait_for(lambda: f"step {rank} {step}" in self.events(node))
 
-    def gone(self, within: float) -> float:
+    def wait_until_ended(self, within: float) -> float:
         """Return the seconds until no process of the gang is left; fails after ``within``."""
         start = time.monotonic()
         while pids_left := self.pids():

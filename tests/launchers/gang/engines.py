@@ -54,7 +54,7 @@ class Stepper:
             subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
         for step in range(job.start_step + 1, job.total_steps + 1):
             if step == orders.get("at") and env.rank in orders.get("ranks", [0]):
-                misbehave(orders["do"], job)
+                inject_fault(orders["do"], job)
             time.sleep(orders.get("step_s", 0.05))
             writer.write(
                 Step(
@@ -83,7 +83,7 @@ class Stepper:
                 cadence.finish(step)
 
 
-def misbehave(do: str, job: TrainJob) -> None:
+def inject_fault(do: str, job: TrainJob) -> None:
     if do == "raise":
         raise ValueError("the loss is not a number")
     if do == "reset":  # what a healthy rank says some time after its peer has gone
@@ -125,7 +125,7 @@ class Gloo(Stepper):
         orders = job.settings.engine_options
         if "at" in orders:  # one rank fails while the others wait for it in the collective
             if dist.get_rank() in orders["ranks"]:
-                misbehave(orders["do"], job)
+                inject_fault(orders["do"], job)
             dist.all_reduce(value)
         dist.destroy_process_group()
 

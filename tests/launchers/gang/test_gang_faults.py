@@ -32,7 +32,7 @@ def ends(gang: Gang, *nodes: int, within: float = END_S) -> list[dict[str, Any]]
     """Return how these nodes end, all within the limit; no process may be left."""
     deadline = time.monotonic() + within
     ends_of_nodes = [gang.end(node, within=max(0.1, deadline - time.monotonic())) for node in nodes]
-    gang.gone(within=60)
+    gang.wait_until_ended(within=60)
     return ends_of_nodes
 
 
@@ -43,7 +43,7 @@ def test_a_rank_that_raises_is_the_error_on_every_node_with_its_traceback(gang: 
         assert end["error"] == "RankFailed"
         assert "rank 1 on" in end["message"]
         assert "ValueError: the loss is not a number" in end["message"]
-        assert "in misbehave" in end["message"], "the traceback is there"
+        assert "in inject_fault" in end["message"], "the traceback is there"
 
 
 @pytest.mark.slow
@@ -150,7 +150,7 @@ def test_a_checkpoint_that_all_nodes_have_finished_is_kept_although_the_run_fail
 def test_a_task_whose_scheduler_was_killed_ends_its_node_and_all_other_nodes(gang: NewGang) -> None:
     two = gang(nodes=2, orders={**LONG, "child": True})
     two.start(0)
-    scheduler = two.start(1, through=("sh", "-c", '"$@" & wait', "sh"))
+    scheduler = two.start(1, forwarded_port=("sh", "-c", '"$@" & wait', "sh"))
     two.wait_for_step(2, rank=1)
     scheduler.kill()
     (end,) = ends(two, 0)

@@ -13,7 +13,7 @@ from launchers.gang.control import Timeouts
 from launchers.gang.member import Member
 from launchers.store.bundles import LocalStorage
 from launchers.store.checkpoints import CheckpointStore
-from tests.launchers.cluster.strangers import common, greets, storm, through
+from tests.launchers.cluster.strangers import common, completes_greeting, forwarded_port, repeated_attacks
 from tests.launchers.gang.conftest import RUN, SECRET, Gang
 from tests.launchers.gang.test_gang_faults import ends
 
@@ -27,11 +27,11 @@ FAILED = b'{"kind":"failed","failure":' + FAILURE + b"}"
 def test_a_run_ends_normally_if_unknown_clients_connect(gang: NewGang) -> None:
     two = gang(nodes=2, orders={"steps": 20, "every": 5}, store=True)
     forged = [
-        greets(RUN, "", CLAIM, FAILED),  # the run's name alone, which is to be read in ps
-        greets(RUN, "guessed", CLAIM, b'{"kind":"part_stored","step":5}'),
-        greets(RUN, "guessed", CLAIM, b'{"kind":"done"}'),
+        completes_greeting(RUN, "", CLAIM, FAILED),  # the run's name alone, which is to be read in ps
+        completes_greeting(RUN, "guessed", CLAIM, b'{"kind":"part_stored","step":5}'),
+        completes_greeting(RUN, "guessed", CLAIM, b'{"kind":"done"}'),
     ]
-    with storm(two.ports, [*common(), *forged]) as tried:
+    with repeated_attacks(two.ports, [*common(), *forged]) as tried:
         two.start(0)
         time.sleep(2)  # the strangers are there first
         begin = time.monotonic()
@@ -56,7 +56,7 @@ def test_a_disconnected_node_is_reported_lost_and_a_second_node_of_its_number_is
     two = gang(nodes=2, orders={"steps": 3000})
     two.start(0)
     ports = two.ports
-    with through(ports[0]) as (port, cut):
+    with forwarded_port(ports[0]) as (port, cut):
         two.ports = [port]
         two.start(1)
         two.wait_for_step(3, rank=1)

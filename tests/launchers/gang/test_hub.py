@@ -71,14 +71,14 @@ def test_a_joining_node_restarts_the_join_timeout_and_missing_nodes_are_named(
     monkeypatch.setattr(hub, "_LOG_INTERVAL_S", 0.5)
     join_timeout_s, late_s = 1.5, 1.0
 
-    def come_late() -> None:
+    def join_late() -> None:
         time.sleep(late_s)
         member = Member(_address(port, 1, 3, join_timeout_s), Timeouts())
         with pytest.raises(GangFailed, match="node 2 did not join"):
             member.join()
         member.close()
 
-    late = threading.Thread(target=come_late)
+    late = threading.Thread(target=join_late)
     main = Hub(_address(port, 0, 3, join_timeout_s), Timeouts())
     begin = time.monotonic()
     late.start()

@@ -24,7 +24,7 @@ def test_two_nodes_with_two_ranks_each_finish(gang: NewGang, monkeypatch: pytest
     two = gang(nodes=2, processes=2, store=True, device="cuda", orders=orders).start_all()
     for node in (0, 1):
         assert two.end(node) == {}, two.logs()
-    two.gone(within=60)
+    two.wait_until_ended(within=60)
     store = CheckpointStore(LocalStorage(two.folder / "store"), "run/train")
     assert [checkpoint.step for checkpoint in store.candidates()] == [6, 4]
     restored = two.folder / "restored"
@@ -59,4 +59,4 @@ def test_an_error_of_a_rank_is_shown_instead_of_the_broken_collective_of_its_pee
         assert "the loss is not a number" in end["message"]
         sums = two.folder / f"node-{node}/output/sum-{node}"
         assert sums.read_text() == "3.0", "the collective before the failure ran over both nodes"
-    two.gone(within=60)
+    two.wait_until_ended(within=60)

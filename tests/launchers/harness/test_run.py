@@ -62,15 +62,15 @@ def scored(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
 def test_scores_of_both_models_equal_those_computed_directly(scored: SimpleNamespace) -> None:
     (row,) = scored.result.rows
     assert (row.task, row.metric, row.rows, row.higher_is_better) == ("sums", "acc", ROWS, True)
-    before = _share_right(causal.load(scored.base, dtype=torch.float32), scored)
-    assert (row.before, row.after) == (before, _share_right(scored.network, scored))
+    before = _share_of_right_answers(causal.load(scored.base, dtype=torch.float32), scored)
+    assert (row.before, row.after) == (before, _share_of_right_answers(scored.network, scored))
     assert row.before_stderr is not None
     assert (scored.kept, scored.result.facts()[0][0]) == (["base.json", "finetuned.json"], "sums, acc")
     grid = next(block for block in task_blocks(scored.result) if isinstance(block, Grid))
     assert (grid.rows[0][0], grid.rows[0][-1]) == ("sums", str(ROWS))
 
 
-def _share_right(network: torch.nn.Module, scored: SimpleNamespace) -> float:
+def _share_of_right_answers(network: torch.nn.Module, scored: SimpleNamespace) -> float:
     """Return how often the right answer is more likely than the one in capitals, by log-probability."""
     from transformers import AutoTokenizer
 

@@ -23,6 +23,7 @@ class Echo(Conversation):
         if text == "interrupt" and self.loaded.name == "base":
             raise KeyboardInterrupt
         answer = f"{self.system}: {text}" + f" about {len(images)} image(s)" * bool(images)
+        answer = " \n" if text == "be silent" else answer
         on_text(answer)
         self.messages += [{"role": "user", "content": text}, {"role": "assistant", "content": answer}]
         return Reply(text=answer, tokens=1, seconds=1.0, prompt_tokens=1)
@@ -64,6 +65,14 @@ def test_each_model_gets_every_message_and_commands_are_not_sent(
     terminal.talk(both, typed("/quitt", "/reset", "/quit", "never"))
     assert "There is no command /quitt. Did you mean /quit?" in capsys.readouterr().err
     assert [each.messages for each in both] == [[], []]
+
+
+def test_an_empty_answer_is_reported_without_changing_the_output(capsys: pytest.CaptureFixture[str]) -> None:
+    terminal.once(conversations("tuned"), "be silent")
+    terminal.once(conversations("tuned"), "hello")
+    shown = capsys.readouterr()
+    assert shown.out == " \n\nNone: hello\n"
+    assert shown.err == "(empty answer)\n"
 
 
 def test_an_interrupted_answer_is_removed_from_the_conversations_of_all_models(

@@ -16,7 +16,7 @@ from launchers.cluster.allocation import Allocation
 from launchers.cluster.endpoint import NodeAddress, Secret, unused_port
 from launchers.gang.failures import GangFailed, NodeLost
 from launchers.scheduler.rendezvous import RemoteUserError, Rendezvous, SecretFile, join
-from tests.launchers.cluster.strangers import common, greets, storm
+from tests.launchers.cluster.strangers import common, completes_greeting, repeated_attacks
 
 Part = Callable[[], Any]
 
@@ -50,7 +50,7 @@ def together(*parts: Part) -> list[Any]:
     return results
 
 
-def lead(port: int, nodes: int, limit_s: float = 30) -> Any:
+def gather_on_node_0(port: int, nodes: int, limit_s: float = 30) -> Any:
     """Run node 0, which gathers values from the others."""
     with Rendezvous(address(0, nodes, port), join_timeout_s=3.0) as rendezvous:
         return rendezvous.gather({}, limit_s)
@@ -87,7 +87,7 @@ def test_a_user_error_of_one_node_is_raised_on_all_nodes(port: int) -> None:
         with Rendezvous(address(1, 3, port)):
             raise UserError("h1 does not see the folder.", "Share it.")
 
-    first, second, third = together(lambda: lead(port, 3), fail, lambda: follow(2, port, 3))
+    first, second, third = together(lambda: gather_on_node_0(port, 3), fail, lambda: follow(2, port, 3))
     assert type(second) is UserError
     for error in (first, third):
         assert isinstance(error, RemoteUserError)
@@ -95,7 +95,7 @@ def test_a_user_error_of_one_node_is_raised_on_all_nodes(port: int) -> None:
 
 
 def test_a_node_that_does_not_join_is_named_on_all_joined_nodes(port: int) -> None:
-    first, second = together(lambda: lead(port, 3), lambda: follow(1, port, 3))
+    first, second = together(lambda: gather_on_node_0(port, 3), lambda: follow(1, port, 3))
     for error in (first, second):
         assert isinstance(error, GangFailed)
         assert "node 2 did not join within 3 s (2 of 3 joined)" in str(error)
@@ -104,23 +104,25 @@ def test_a_node_that_does_not_join_is_named_on_all_joined_nodes(port: int) -> No
 
 
 def test_a_lost_node_is_named_on_all_nodes(port: int) -> None:
-    def leave() -> None:
+    def connect_and_leave() -> None:
         with Rendezvous(address(1, 3, port)):
             pass
 
-    first, _, third = together(lambda: lead(port, 3), leave, lambda: follow(2, port, 3))
+    first, _, third = together(
+        lambda: gather_on_node_0(port, 3), connect_and_leave, lambda: follow(2, port, 3)
+    )
     for error in (first, third):
         assert isinstance(error, NodeLost)
         assert error.failure.node == 1
 
 
 def test_the_loss_of_node_0_is_noticed_at_once(port: int) -> None:
-    def leave() -> None:
+    def connect_and_leave() -> None:
         with Rendezvous(address(0, 2, port)):
             pass
 
     began = time.monotonic()
-    _, error = together(leave, lambda: follow(1, port, 2))
+    _, error = together(connect_and_leave, lambda: follow(1, port, 2))
     assert isinstance(error, NodeLost)
     assert time.monotonic() - began < 50
 
@@ -130,7 +132,7 @@ def test_a_silent_node_counts_as_lost_after_the_time_limit(port: int) -> None:
         with Rendezvous(address(1, 2, port)):
             time.sleep(2)
 
-    error, _ = together(lambda: lead(port, 2, 1.0), stay_silent)
+    error, _ = together(lambda: gather_on_node_0(port, 2, 1.0), stay_silent)
     assert isinstance(error, NodeLost)
     assert "did not respond within" in str(error)
 
@@ -154,7 +156,7 @@ def place(node: int, port: int, nodes: int = 2) -> Allocation:
     )
 
 
-def meet_with(node: int, port: int, folder: Path, *, after_s: float = 0.0) -> Any:
+def join_and_gather(node: int, port: int, folder: Path, *, after_s: float = 0.0) -> Any:
     time.sleep(after_s)
     with join(place(node, port), folder, 20) as rendezvous:
         if node > 0:
@@ -171,7 +173,7 @@ def test_the_rendezvous_secret_of_a_job_is_in_a_file_that_only_its_user_can_read
     port: int, tmp_path: Path
 ) -> None:
     received, reported = together(
-        lambda: meet_with(0, port, tmp_path, after_s=1.0), lambda: meet_with(1, port, tmp_path)
+        lambda: join_and_gather(0, port, tmp_path, after_s=1.0), lambda: join_and_gather(1, port, tmp_path)
     )
     assert received == [{"from": 0}, {"from": 1}]
     assert reported == {"mode": 0o600}
@@ -181,7 +183,7 @@ def test_the_rendezvous_secret_of_a_job_is_in_a_file_that_only_its_user_can_read
 def test_a_secret_left_by_an_earlier_start_is_renewed(port: int, tmp_path: Path) -> None:
     SecretFile(tmp_path, place(0, port)).write()
     received, _ = together(
-        lambda: meet_with(0, port, tmp_path, after_s=2.0), lambda: meet_with(1, port, tmp_path)
+        lambda: join_and_gather(0, port, tmp_path, after_s=2.0), lambda: join_and_gather(1, port, tmp_path)
     )
     assert received == [{"from": 0}, {"from": 1}]
 
@@ -217,6 +219,6 @@ def test_unauthenticated_connections_do_not_delay_the_rendezvous(port: int) -> N
 
     claim = b'{"node":1,"nodes":2,"host":"stranger"}'
     message_of_stranger = b'{"kind":"user_error","problem":"a stranger says so","advice":""}'
-    with storm([port], [*common(), greets("r", "", claim, message_of_stranger)]):
-        received, _ = together(lambda: lead(port, 2), join)
+    with repeated_attacks([port], [*common(), completes_greeting("r", "", claim, message_of_stranger)]):
+        received, _ = together(lambda: gather_on_node_0(port, 2), join)
     assert received == [{}, {"from": 1}]

@@ -68,11 +68,11 @@ def test_flight_recorders_name_the_rank_that_never_joins_a_collective(tmp_path: 
     def answers(count: int) -> dict[int, Reply]:
         return {said.rank: said.reply for said in (received.get(timeout=LIMIT_S) for _ in range(count))}
 
-    def tell(worker: WorkerProcess, number: int, what: str, arguments: dict[str, Any]) -> None:
+    def send_command(worker: WorkerProcess, number: int, what: str, arguments: dict[str, Any]) -> None:
         worker.send(WorkerCommand(rank=worker.rank, id=number, what=what, arguments=arguments))
 
     try:
-        tell(workers[0], 1, "store", {"address": "127.0.0.1"})
+        send_command(workers[0], 1, "store", {"address": "127.0.0.1"})
         port = answers(1)[0].reply
         group = {
             "where": ("127.0.0.1", port),
@@ -82,18 +82,18 @@ def test_flight_recorders_name_the_rank_that_never_joins_a_collective(tmp_path: 
             "limit_s": LIMIT_S,
         }
         for worker in workers:
-            tell(worker, 2, "join", group)
+            send_command(worker, 2, "join", group)
         assert {said.kind for said in answers(2).values()} == {"done"}
         all_reduce = {"op": "all_reduce", "dtype": "float32", "elements": 1000}
         for worker in workers:
-            tell(worker, 3, "correct", all_reduce)
+            send_command(worker, 3, "correct", all_reduce)
         assert {said.kind for said in answers(2).values()} == {"done"}
 
-        tell(workers[0], 4, "correct", all_reduce)  # the other is not told
+        send_command(workers[0], 4, "correct", all_reduce)  # the other is not told
         records: dict[int, Any] = {}
         for _ in range(100):
             for worker in workers:
-                tell(worker, 5, "trace", {})
+                send_command(worker, 5, "trace", {})
             records = {rank: said.record for rank, said in answers(2).items()}
             if records[0]["waits"] and not records[1]["waits"]:  # which its recorder notes a moment later
                 break

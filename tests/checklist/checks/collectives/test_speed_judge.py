@@ -7,7 +7,7 @@ import dataclasses
 from checklist.judging import thresholds
 from checklist.measurements import Local, Measurements
 from checklist.verdict import judge
-from tests.checklist.runs import gpu_run, past_of, verdict_of, with_share
+from tests.checklist.runs import gpu_run, records_of_runs, verdict_of, with_share
 
 
 def test_one_slow_gpu_among_sixteen_is_named() -> None:
@@ -138,7 +138,7 @@ def test_the_minimum_of_a_collective_over_two_node_kinds_is_the_lower_one() -> N
 
 
 def test_all_gpus_below_the_minimum_give_one_cluster_wide_finding() -> None:
-    result = judge(with_share(gpu_run(), 0.7), history=past_of(judge(gpu_run())))
+    result = judge(with_share(gpu_run(), 0.7), history=records_of_runs(judge(gpu_run())))
     assert [(fault.check, fault.code) for fault in result.findings] == [
         ("gemm", "below-floor"),
         ("hbm", "below-floor"),

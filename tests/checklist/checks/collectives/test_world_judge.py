@@ -8,7 +8,7 @@ from pathlib import Path
 from checklist.judging import thresholds
 from checklist.measurements import Local
 from checklist.verdict import judge
-from tests.checklist.runs import codes, gpu_run, past_of, slow_world, verdict_of
+from tests.checklist.runs import codes, gpu_run, records_of_runs, slow_world, verdict_of
 
 
 def test_a_network_of_unknown_rate_is_judged_only_by_its_history() -> None:
@@ -17,7 +17,7 @@ def test_a_network_of_unknown_rate_is_judged_only_by_its_history() -> None:
     assert first.headline.startswith("Software works; speed not judged")
     assert "--expect" in first.headline
     assert first.healthy_nodes == first.nodes
-    past = past_of(first)
+    past = records_of_runs(first)
     assert codes(slow_world(1.2, gpus=4), history=past) == {"below-history": "FAIL"}
     repetitions = judge(slow_world(1.0, gpus=4), history=past)
     assert (repetitions.findings, repetitions.verdict) == ((), "NO-VERDICT"), "it may always have been slow"

@@ -15,9 +15,13 @@ def test_the_time_of_an_operation_excludes_the_wait_for_other_ranks(
 ) -> None:
     now = [100.0]
 
-    def spend(seconds: float) -> None:
+    def advance_clock(seconds: float) -> None:
         now[0] += seconds
 
     monkeypatch.setattr(world_probe, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     cpu = cast("Any", SimpleNamespace(type="cpu"))
-    assert world_probe.seconds_of_each(lambda: spend(2), 3, lambda: spend(5), cpu) == [2, 2, 2]
+    assert world_probe.seconds_of_each(lambda: advance_clock(2), 3, lambda: advance_clock(5), cpu) == [
+        2,
+        2,
+        2,
+    ]

@@ -33,7 +33,7 @@ class Nvml:
         if not name.startswith("nvmlDevice"):
             return getattr(pynvml, name)
 
-        def ask(gpu: Gpu, *arguments: Any) -> Any:
+        def query(gpu: Gpu, *arguments: Any) -> Any:
             answer = gpu.answers.get(name)
             if isinstance(answer, Mapping):
                 answer = answer.get(arguments[0] if arguments else None)
@@ -41,7 +41,7 @@ class Nvml:
                 raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
             return answer(*arguments) if callable(answer) else answer
 
-        return ask
+        return query
 
     def nvmlInit(self) -> None: ...  # noqa: N802
 

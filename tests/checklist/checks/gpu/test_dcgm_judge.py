@@ -19,12 +19,12 @@ def deep(*reported: Diagnosed, **changes: Any) -> Measurements:
     return dataclasses.replace(gpu_run(), profile="deep", diagnosed=reported, **changes)
 
 
-def well(node: int, **changes: Any) -> Diagnosed:
+def healthy(node: int, **changes: Any) -> Diagnosed:
     return dataclasses.replace(Diagnosed(node=node, level=2, passed=("memory", "pcie")), **changes)
 
 
 def test_a_failed_test_is_reported_with_its_gpu() -> None:
-    result = judge(deep(well(0), well(1, faults=(FAULT,))))
+    result = judge(deep(healthy(0), healthy(1, faults=(FAULT,))))
     (fault,) = result.findings
     assert (fault.code, fault.verdict, fault.nodes) == ("dcgm", "FAIL", ("host-1",))
     assert (fault.ranks, fault.gpus) == ((11,), ("GPU-1-3",))
@@ -34,27 +34,32 @@ def test_a_failed_test_is_reported_with_its_gpu() -> None:
 
 def test_a_failed_test_of_several_gpus_is_one_finding_and_a_configuration_error_no_failure() -> None:
     gpus = tuple(dataclasses.replace(CONFIG, gpu=f"GPU-0-{number}") for number in range(8))
-    (fault,) = judge(deep(well(0, faults=gpus), well(1))).findings
+    (fault,) = judge(deep(healthy(0, faults=gpus), healthy(1))).findings
     assert (fault.verdict, fault.ranks) == ("WARN", tuple(range(8)))
     unknown = dataclasses.replace(FAULT, severities=(), failed=False)
-    assert [one.verdict for one in judge(deep(well(0, faults=(unknown,)), well(1))).findings] == ["WARN"]
+    assert [one.verdict for one in judge(deep(healthy(0, faults=(unknown,)), healthy(1))).findings] == [
+        "WARN"
+    ]
 
 
 def test_passed_tests_are_counted_and_omitted_tests_named() -> None:
-    check = judge(deep(well(0, left_out=("nvlink",)), well(1))).check("dcgm")
+    check = judge(deep(healthy(0, left_out=("nvlink",)), healthy(1))).check("dcgm")
     assert check.verdict == "PASS"
     assert "2 tests passed, left out nvlink." in check.reason
 
 
 def test_a_diagnosis_without_a_result_is_not_a_pass() -> None:
-    result = judge(deep(well(0), well(1, passed=(), error="the diagnostic was ended after 880 s")))
+    result = judge(deep(healthy(0), healthy(1, passed=(), error="the diagnostic was ended after 880 s")))
     check = result.check("dcgm")
     assert check.verdict == "NO-VERDICT"
     assert "host-1: the diagnostic was ended after 880 s" in check.reason
-    assert verdict_of(judge(deep(well(0, passed=(), left_out=("memory",)), well(1))), "dcgm") == "NO-VERDICT"
+    assert (
+        verdict_of(judge(deep(healthy(0, passed=(), left_out=("memory",)), healthy(1))), "dcgm")
+        == "NO-VERDICT"
+    )
     assert verdict_of(judge(deep()), "dcgm") == "NO-VERDICT", "the phase has left nothing"
     mixed = judge(
-        deep(well(0, faults=(FAULT,)), well(1, installed=False, passed=(), error="not on the path"))
+        deep(healthy(0, faults=(FAULT,)), healthy(1, installed=False, passed=(), error="not on the path"))
     )
     assert verdict_of(mixed, "dcgm") == "FAIL"
 

@@ -14,16 +14,16 @@ from tests.checklist.runs import (
     codes,
     gpu_run,
     healthy_gpu,
-    spoil,
     verdict_of,
+    with_facts,
     with_health,
     with_states,
 )
 
 FAULTS: list[tuple[str, Measurements, str, str]] = [
-    ("one GPU twice", spoil(gpu_run(2, 1), 1, gpu_uuids=("GPU-0-0",)), "gpu-shared", "FAIL"),
-    ("7 of 8 GPUs", spoil(gpu_run(), 8, gpu_uuids=("u",) * 7), "gpu-count", "FAIL"),
-    ("a busy GPU", spoil(gpu_run(), 3, gpu_processes=1), "gpu-busy", "WARN"),
+    ("one GPU twice", with_facts(gpu_run(2, 1), 1, gpu_uuids=("GPU-0-0",)), "gpu-shared", "FAIL"),
+    ("7 of 8 GPUs", with_facts(gpu_run(), 8, gpu_uuids=("u",) * 7), "gpu-count", "FAIL"),
+    ("a busy GPU", with_facts(gpu_run(), 3, gpu_processes=1), "gpu-busy", "WARN"),
     ("an NVLink down", with_health(gpu_run(), 9, nvlinks_active=17), "nvlink-down", "FAIL"),
     ("a narrow slot", with_health(gpu_run(), 9, pcie_width=8), "pcie-narrow", "WARN"),
     ("lanes lost", with_health(gpu_run(), 9, pcie_width=8, pcie_width_most=16), "pcie-narrow", "FAIL"),

@@ -8,19 +8,19 @@ import pytest
 
 from checklist.measurements import Measurements
 from checklist.verdict import judge
-from tests.checklist.runs import all_with, codes, gpu_run, spoil
+from tests.checklist.runs import all_with, codes, gpu_run, with_facts
 
 FAULTS: list[tuple[str, Measurements, str, str]] = [
     ("a lost rank", dataclasses.replace(gpu_run(), facts=gpu_run().facts[:-1]), "ranks-missing", "FAIL"),
     ("separate jobs", dataclasses.replace(gpu_run(1, 4), nodes_asked=2), "ranks-separate", "FAIL"),
-    ("one host", spoil(gpu_run(2, 1), 1, boot_id="boot-0"), "nodes-share-host", "FAIL"),
-    ("another driver", spoil(gpu_run(), 9, versions={"driver": "535.1"}), "versions-differ", "FAIL"),
-    ("another kernel", spoil(gpu_run(), 9, versions={"kernel": "6.1"}), "", ""),
-    ("64 MB /dev/shm", spoil(gpu_run(), 8, shm_bytes=64 * 2**20), "shm-small", "FAIL"),
-    ("memlock", spoil(gpu_run(), 8, memlock_bytes=65536), "memlock-low", "FAIL"),
-    ("clock", spoil(gpu_run(), 8, clock_offset_s=5.0), "clock-skew", "WARN"),
-    ("zones", spoil(gpu_run(), 8, zone="us-east-1b"), "zones-differ", "WARN"),
-    ("placement groups", spoil(gpu_run(), 8, placement_group="other"), "groups-differ", "WARN"),
+    ("one host", with_facts(gpu_run(2, 1), 1, boot_id="boot-0"), "nodes-share-host", "FAIL"),
+    ("another driver", with_facts(gpu_run(), 9, versions={"driver": "535.1"}), "versions-differ", "FAIL"),
+    ("another kernel", with_facts(gpu_run(), 9, versions={"kernel": "6.1"}), "", ""),
+    ("64 MB /dev/shm", with_facts(gpu_run(), 8, shm_bytes=64 * 2**20), "shm-small", "FAIL"),
+    ("memlock", with_facts(gpu_run(), 8, memlock_bytes=65536), "memlock-low", "FAIL"),
+    ("clock", with_facts(gpu_run(), 8, clock_offset_s=5.0), "clock-skew", "WARN"),
+    ("zones", with_facts(gpu_run(), 8, zone="us-east-1b"), "zones-differ", "WARN"),
+    ("placement groups", with_facts(gpu_run(), 8, placement_group="other"), "groups-differ", "WARN"),
     ("torch that hangs", all_with(gpu_run(), versions={"torch": "2.7.0+cu126"}), "torch-hang", "WARN"),
     ("torch that is mended", all_with(gpu_run(), versions={"torch": "2.7.1+cu126"}), "", ""),
     ("torch from before", all_with(gpu_run(), versions={"torch": "2.6.0"}), "", ""),
@@ -35,7 +35,7 @@ def test_each_fault_of_a_host_is_reported_with_its_code(
 
 
 def test_shared_network_layers_of_the_nodes_are_reported() -> None:
-    run = spoil(
+    run = with_facts(
         all_with(gpu_run(), network_nodes=("nn-1", "nn-2", "nn-3")), 8, network_nodes=("nn-1", "nn-2", "nn-9")
     )
     placed = judge(run).check("placement")
@@ -46,14 +46,14 @@ def test_shared_network_layers_of_the_nodes_are_reported() -> None:
 
 
 def test_a_wrong_clock_of_rank_0_is_named_instead_of_all_others() -> None:
-    late = spoil(all_with(gpu_run(4), clock_offset_s=-1_800.0), 0, clock_offset_s=0.0)
+    late = with_facts(all_with(gpu_run(4), clock_offset_s=-1_800.0), 0, clock_offset_s=0.0)
     (fault,) = judge(late).findings
     assert (fault.verdict, fault.suspects) == ("FAIL", ("host-0",))
     assert fault.title == "The clock of host-0 is +1800.0 s off the others'."
 
 
 def test_both_of_two_hosts_with_different_clocks_are_suspects() -> None:
-    (fault,) = judge(spoil(gpu_run(), 8, clock_offset_s=5.0)).findings
+    (fault,) = judge(with_facts(gpu_run(), 8, clock_offset_s=5.0)).findings
     assert fault.title == "The clocks of host-0 and host-1 are 5.0 s apart."
     assert fault.suspects == ("host-0", "host-1")
 

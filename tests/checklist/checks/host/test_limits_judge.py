@@ -10,7 +10,7 @@ import pytest
 from checklist.measurements import Counters, Local, Measurements
 from checklist.registry import select
 from checklist.verdict import judge
-from tests.checklist.runs import all_with, cpu_run, gpu_run, spoil
+from tests.checklist.runs import all_with, cpu_run, gpu_run, with_facts
 
 ONLY = select(only=["host-limits"])
 
@@ -37,8 +37,10 @@ def test_equal_nodes_with_enough_pass() -> None:
     ],
 )
 def test_a_node_with_less_than_its_peers_gives_a_warning(changes: dict[str, Any], code: str) -> None:
-    assert reported_faults(spoil(equal(), 2, **changes)) == [(code, "WARN", ("host-2",))]
-    assert reported_faults(spoil(equal(2), 1, **changes)) == [], "with two GPUs the correct one is unknown"
+    assert reported_faults(with_facts(equal(), 2, **changes)) == [(code, "WARN", ("host-2",))]
+    assert reported_faults(with_facts(equal(2), 1, **changes)) == [], (
+        "with two GPUs the correct one is unknown"
+    )
 
 
 def test_each_rank_needs_one_cpu_and_one_gibibyte() -> None:
@@ -65,9 +67,12 @@ def test_cpu_throttling_in_a_quarter_of_the_periods_gives_a_warning(throttled: i
 def test_cpus_that_were_busy_before_the_checks_give_a_warning(
     load_of_peers: float, load: float, warns: bool
 ) -> None:
-    run = spoil(all_with(equal(), load_per_cpu=load_of_peers), 1, load_per_cpu=load)
+    run = with_facts(all_with(equal(), load_per_cpu=load_of_peers), 1, load_per_cpu=load)
     assert reported_faults(run) == ([("cpu-busy", "WARN", ("host-1",))] if warns else [])
-    assert reported_faults(spoil(all_with(equal(2), load_per_cpu=load_of_peers), 1, load_per_cpu=load)) == []
+    assert (
+        reported_faults(with_facts(all_with(equal(2), load_per_cpu=load_of_peers), 1, load_per_cpu=load))
+        == []
+    )
 
 
 @pytest.mark.parametrize(("gbytes_per_s", "warns"), [(79.9, True), (80.0, False)])

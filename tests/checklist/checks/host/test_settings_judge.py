@@ -8,7 +8,7 @@ from checklist.measurements import COMMAND_LINE, Measurements
 from checklist.reference import Reference
 from checklist.result import Finding, Result
 from checklist.verdict import judge
-from tests.checklist.runs import SETTINGS, all_with, codes, cpu_run, gpu_run, spoil, verdict_of
+from tests.checklist.runs import SETTINGS, all_with, codes, cpu_run, gpu_run, verdict_of, with_facts
 
 RIGHT: Reference = {"p5.48xlarge": dict(SETTINGS)}
 
@@ -16,11 +16,13 @@ RIGHT: Reference = {"p5.48xlarge": dict(SETTINGS)}
 def with_settings(run: Measurements, rank: int, **changes: str | None) -> Measurements:
     """Return the run with settings of one host changed; None removes one. Spaces are written as _."""
     reported = SETTINGS | {name.replace("_", " "): value for name, value in changes.items()}
-    return spoil(run, rank, settings={name: value for name, value in reported.items() if value is not None})
+    return with_facts(
+        run, rank, settings={name: value for name, value in reported.items() if value is not None}
+    )
 
 
 def with_sysctl(run: Measurements, rank: int, value: str) -> Measurements:
-    return spoil(run, rank, settings={**SETTINGS, "net.core.rmem_max": value})
+    return with_facts(run, rank, settings={**SETTINGS, "net.core.rmem_max": value})
 
 
 def only(result: Result) -> Finding:

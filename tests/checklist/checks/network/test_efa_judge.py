@@ -10,7 +10,7 @@ from checklist.verdict import judge
 from tests.checklist.runs import all_with, gpu_run, verdict_of
 
 
-def tried(*reported: float | str) -> Measurements:
+def efa_run(*reported: float | str) -> Measurements:
     """Return a run whose nodes have reported a value or an error each."""
     run = gpu_run(len(reported))
     loopbacks = tuple(
@@ -32,13 +32,13 @@ def reason(result: Result) -> str:
 
 
 def test_efa_passes_if_messages_arrive_at_any_speed() -> None:
-    result = judge(tried(15.4, 0.1))
+    result = judge(efa_run(15.4, 0.1))
     check = result.check("efa")
     assert (check.verdict, len(check.figures), check.nodes) == ("PASS", 2, ("host-0", "host-1"))
 
 
 def test_a_host_that_cannot_reach_itself_over_efa_fails_with_the_reason() -> None:
-    (fault,) = judge(tried(15.4, "fi_pingpong did not end within 8 s")).findings
+    (fault,) = judge(efa_run(15.4, "fi_pingpong did not end within 8 s")).findings
     assert (fault.verdict, fault.nodes) == ("FAIL", ("host-1",))
     assert (
         fault.title == "EFA does not get a message from host-1 to itself: fi_pingpong did not end within 8 s."
@@ -46,9 +46,9 @@ def test_a_host_that_cannot_reach_itself_over_efa_fails_with_the_reason() -> Non
 
 
 def test_efa_has_no_verdict_without_its_tool() -> None:
-    nowhere = judge(tried("there is no fi_pingpong", "there is no fi_pingpong"))
+    nowhere = judge(efa_run("there is no fi_pingpong", "there is no fi_pingpong"))
     assert (verdict_of(nowhere, "efa"), nowhere.verdict) == ("NO-VERDICT", "PASS")
-    one = judge(tried(15.4, "there is no fi_pingpong"))
+    one = judge(efa_run(15.4, "there is no fi_pingpong"))
     assert (verdict_of(one, "efa"), reason(one)) == ("NO-VERDICT", "There is no fi_pingpong on host-1.")
 
 

@@ -10,7 +10,7 @@ import pytest
 from checklist.measurements import Measurements, Probe
 from checklist.registry import select
 from checklist.verdict import judge
-from tests.checklist.runs import gpu_run, past_of
+from tests.checklist.runs import gpu_run, records_of_runs
 
 ONLY = select(only=["mesh"])
 
@@ -57,7 +57,7 @@ def test_long_round_trips_within_one_zone_give_a_warning(zone: str | None, warns
 
 
 def test_round_trips_twice_as_long_as_in_earlier_runs_give_a_warning() -> None:
-    past = past_of(judge(changed(4, lambda probe: probe), checks=ONLY))
+    past = records_of_runs(judge(changed(4, lambda probe: probe), checks=ONLY))
     (title,) = titles(changed(4, lambda probe: dataclasses.replace(probe, round_trip_s=8e-4)), history=past)
     assert "0.2 ms in earlier runs" in title
     assert titles(changed(4, lambda probe: dataclasses.replace(probe, round_trip_s=3e-4)), history=past) == []

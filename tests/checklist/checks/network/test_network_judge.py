@@ -9,7 +9,7 @@ import pytest
 
 from checklist.measurements import Measurements, Nic
 from checklist.verdict import judge
-from tests.checklist.runs import codes, gpu_run, spoil
+from tests.checklist.runs import codes, gpu_run, with_facts
 
 
 def nic(**changes: Any) -> Nic:
@@ -26,14 +26,14 @@ def with_nic(run: Measurements) -> Measurements:
 SLOW, SMALL = nic(addresses=("10.0.0.3",), gbps=10.0), nic(addresses=("10.0.0.3",), mtu=1500)
 SAME = nic(addresses=("10.0.0.0",))
 FAULTS: list[tuple[str, Measurements, str, str]] = [
-    ("loopback", spoil(gpu_run(), 8, nic="lo"), "nic-wrong", "FAIL"),
-    ("no such interface", spoil(gpu_run(), 8, nic="eth9"), "nic-wrong", "FAIL"),
-    ("a slower interface", spoil(with_nic(gpu_run(4)), 24, nics=(SLOW,)), "nic-rate", "WARN"),
-    ("another MTU", spoil(with_nic(gpu_run(4)), 24, nics=(SMALL,)), "mtu-differs", "WARN"),
-    ("one address twice", spoil(with_nic(gpu_run()), 8, nics=(SAME,)), "address-duplicate", "FAIL"),
-    ("no EFA", spoil(gpu_run(), 8, efa_devices=0), "rdma-missing", "FAIL"),
-    ("hostname", spoil(gpu_run(), 8, resolves_own_hostname=False), "hostname-unresolved", "FAIL"),
-    ("hostname on loopback", spoil(gpu_run(), 8, hostname_address="127.0.1.1"), "hostname-loopback", "WARN"),
+    ("loopback", with_facts(gpu_run(), 8, nic="lo"), "nic-wrong", "FAIL"),
+    ("no such interface", with_facts(gpu_run(), 8, nic="eth9"), "nic-wrong", "FAIL"),
+    ("a slower interface", with_facts(with_nic(gpu_run(4)), 24, nics=(SLOW,)), "nic-rate", "WARN"),
+    ("another MTU", with_facts(with_nic(gpu_run(4)), 24, nics=(SMALL,)), "mtu-differs", "WARN"),
+    ("one address twice", with_facts(with_nic(gpu_run()), 8, nics=(SAME,)), "address-duplicate", "FAIL"),
+    ("no EFA", with_facts(gpu_run(), 8, efa_devices=0), "rdma-missing", "FAIL"),
+    ("hostname", with_facts(gpu_run(), 8, resolves_own_hostname=False), "hostname-unresolved", "FAIL"),
+    ("name on loopback", with_facts(gpu_run(), 8, hostname_address="127.0.1.1"), "hostname-loopback", "WARN"),
 ]  # fmt: skip
 
 
@@ -45,7 +45,7 @@ def test_each_network_fault_is_reported_with_its_code(
 
 
 def test_a_duplicate_address_names_both_hosts_and_bridge_addresses_are_ignored() -> None:
-    run = spoil(with_nic(gpu_run()), 8, nics=(SAME,))
+    run = with_facts(with_nic(gpu_run()), 8, nics=(SAME,))
     (fault,) = judge(run).findings
     assert fault.title == "Duplicate address: host-0 and host-1 both have 10.0.0.0."
     assert fault.suspects == ("host-0", "host-1")
@@ -75,18 +75,18 @@ def test_hosts_that_join_through_one_gateway_have_no_duplicate_address() -> None
 
 
 def test_two_hosts_with_one_name_give_a_warning() -> None:
-    (fault,) = judge(spoil(gpu_run(3, 1), 2, hostname="host-1")).findings
+    (fault,) = judge(with_facts(gpu_run(3, 1), 2, hostname="host-1")).findings
     assert (fault.verdict, fault.suspects) == ("WARN", ("host-1 (node 1)", "host-1 (node 2)"))
     assert (
         fault.title
         == "Duplicate host name: different hosts are called host-1: host-1 (node 1), host-1 (node 2)."
     )
-    named = spoil(spoil(gpu_run(3, 1), 1, node_name="rack"), 2, node_name="rack")
+    named = with_facts(with_facts(gpu_run(3, 1), 1, node_name="rack"), 2, node_name="rack")
     assert [one.code for one in judge(named).findings] == ["hostname-duplicate"]
-    one_host = spoil(gpu_run(3, 1), 2, hostname="host-1", boot_id="boot-1")
+    one_host = with_facts(gpu_run(3, 1), 2, hostname="host-1", boot_id="boot-1")
     assert [one.code for one in judge(one_host).findings] == ["nodes-share-host"]
 
 
 @pytest.mark.parametrize(("seconds", "expected"), [(1.0, {}), (1.1, {"hostname-slow": "WARN"})])
 def test_slow_name_resolution_gives_a_warning(seconds: float, expected: dict[str, str]) -> None:
-    assert codes(spoil(gpu_run(), 8, hostname_seconds=seconds)) == expected
+    assert codes(with_facts(gpu_run(), 8, hostname_seconds=seconds)) == expected

@@ -10,7 +10,7 @@ from checklist.checks.network.open_ports_judge import spans
 from checklist.measurements import Measurements, OpenPorts
 from checklist.result import Finding
 from checklist.verdict import judge
-from tests.checklist.runs import gpu_run, mesh, opened, spoil, verdict_of
+from tests.checklist.runs import gpu_run, mesh, opened, verdict_of, with_facts
 
 TRIED = opened(2)[0].tried
 UPPER = TRIED[8:]
@@ -112,7 +112,7 @@ def test_an_unreachable_address_family_gives_a_warning_only_if_a_name_resolves_t
     assert findings(with_ipv6(WAYS)) == []
     check = judge(with_ipv6(WAYS)).check("open-ports")
     assert check.reason.endswith("Over IPv6 no node is reached; nothing takes that.")
-    named = spoil(gpu_run(4), 8, hostname_address="fd77::2")
+    named = with_facts(gpu_run(4), 8, hostname_address="fd77::2")
     (fault,) = findings(with_ipv6(WAYS, named))
     assert fault.title == "host-0, host-1, host-2, host-3 are not reached over IPv6, but over IPv4."
 

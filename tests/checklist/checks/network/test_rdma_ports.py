@@ -11,7 +11,7 @@ from checklist import measurements
 from checklist.condensed import condensed_run
 from checklist.measurements import Measurements, RdmaPort
 from checklist.verdict import judge
-from tests.checklist.runs import all_with, gpu_run, spoil
+from tests.checklist.runs import all_with, gpu_run, with_facts
 
 UP = tuple(
     RdmaPort(
@@ -39,7 +39,7 @@ def cluster(nodes: int, *bad: int, **changes: Any) -> Measurements:
         ports = (*UP, *STORAGE)
         if node in bad:
             ports = (ports[0], dataclasses.replace(ports[1], **changes), *ports[2:])
-        run = spoil(run, 8 * node, rdma_ports=ports)
+        run = with_facts(run, 8 * node, rdma_ports=ports)
     return run
 
 

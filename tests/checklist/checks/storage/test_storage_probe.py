@@ -77,8 +77,8 @@ def test_reading_bypasses_the_page_cache(tmp_path: Path) -> None:
         pytest.skip(f"nothing can be read from a disk here: {note}")
     before = from_disk()
     note = file.read()[1]
-    read = from_disk() - before
-    assert read >= 15 * MIB or note is not None, f"{read} bytes came from the disk, and nothing is said of it"
+    size = from_disk() - before
+    assert size >= 15 * MIB or note is not None, f"{size} bytes were read from disk, without a note"
 
 
 @pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="needs /dev/shm")

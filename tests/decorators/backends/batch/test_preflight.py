@@ -27,7 +27,7 @@ IMAGE = "127.0.0.1:9/finetune:1"
 ROLE = "arn:aws:iam::123456789012:role/any"
 
 
-def _look(queue: str | None, request: Request = FOUR) -> Findings:
+def _inspect(queue: str | None, request: Request = FOUR) -> Findings:
     return inspect(request, job=JobSettings(queue=queue, image=IMAGE, iam_role=ROLE), minimum=LEAST)
 
 
@@ -36,7 +36,7 @@ def _found(findings: Findings, check: str) -> list[str]:
 
 
 def test_a_queue_that_can_run_the_job_is_accepted(queue: Callable[..., str]) -> None:
-    findings = _look(queue())
+    findings = _inspect(queue())
     assert findings.impossible == []
     assert _found(findings, "queue") == ["ok: ENABLED, VALID"]
     assert _found(findings, "compute environment") == ["ok: gpus-environment: p5.48xlarge"]
@@ -46,7 +46,7 @@ def test_a_queue_that_can_run_the_job_is_accepted(queue: Callable[..., str]) -> 
 
 def test_an_unknown_queue_is_refused_with_the_existing_ones(queue: Callable[..., str]) -> None:
     queue("research")
-    findings = _look("reserch")
+    findings = _inspect("reserch")
     assert _found(findings, "queue") == ["no: not found in us-east-1"]
     with pytest.raises(UserError, match="AWS Batch queue reserch cannot run this") as caught:
         findings.report_and_check()
@@ -54,15 +54,15 @@ def test_an_unknown_queue_is_refused_with_the_existing_ones(queue: Callable[...,
 
 
 def test_the_queue_that_metaflow_selects_by_default_is_named(queue: Callable[..., str]) -> None:
-    assert _found(_look(None), "queue")[0].startswith(
+    assert _found(_inspect(None), "queue")[0].startswith(
         "no: none is named, and the region has no enabled queue"
     )
     queue("research")
-    assert _found(_look(None), "queue") == ["unknown: none is named: Metaflow uses research"]
+    assert _found(_inspect(None), "queue") == ["unknown: none is named: Metaflow uses research"]
 
 
 def test_a_disabled_queue_gets_the_command_that_enables_it(queue: Callable[..., str]) -> None:
-    findings = _look(queue(state="DISABLED"))
+    findings = _inspect(queue(state="DISABLED"))
     assert _found(findings, "queue") == ["no: state: DISABLED, VALID"]
     assert findings.impossible[0].fix == "aws batch update-job-queue --job-queue gpus --state ENABLED"
 
@@ -80,20 +80,20 @@ def test_a_disabled_queue_gets_the_command_that_enables_it(queue: Callable[..., 
 def test_an_unsuitable_compute_environment_is_refused_with_the_missing_capability(
     queue: Callable[..., str], resources: dict[str, Any], why: str
 ) -> None:
-    findings = _look(queue(**resources))
+    findings = _inspect(queue(**resources))
     [last] = [row.detail for row in findings.impossible]
     assert last.startswith("none can run 4 nodes of 8x H100 SXM")
     assert why in last
 
 
 def test_a_disabled_compute_environment_is_refused(queue: Callable[..., str]) -> None:
-    assert "DISABLED" in _look(queue(environment="DISABLED")).impossible[0].detail
+    assert "DISABLED" in _inspect(queue(environment="DISABLED")).impossible[0].detail
 
 
 def test_a_spot_run_needs_a_compute_environment_of_spot_machines(queue: Callable[..., str]) -> None:
     one = dataclasses.replace(FOUR, nodes=1, spot=True)
-    assert _look(queue("spot", type="SPOT"), one).impossible == []
-    assert "EC2: not on spot" in _look(queue("on-demand"), one).impossible[0].detail
+    assert _inspect(queue("spot", type="SPOT"), one).impossible == []
+    assert "EC2: not on spot" in _inspect(queue("on-demand"), one).impossible[0].detail
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_a_region_without_the_machine_is_refused(
     queue: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-south-1")
-    findings = _look(queue())
+    findings = _inspect(queue())
     assert _found(findings, "region") == ["no: eu-south-1 has no p5.48xlarge"]
 
 
@@ -137,7 +137,7 @@ def test_the_vcpu_limit_of_the_account_is_checked(
 ) -> None:
     answer = {"Quota": {"Value": vcpu_limit, "QuotaCode": "L-417A185B"}}
     monkeypatch.setattr(aws, "clients", _answering("service-quotas", "get_service_quota", answer))
-    findings = _look(queue())
+    findings = _inspect(queue())
     assert findings.state("quota") == state
     if state == "no":
         assert "--quota-code L-417A185B --desired-value 768" in findings.impossible[0].fix
@@ -164,7 +164,7 @@ def test_the_separate_spot_limit_of_p5_machines_is_checked(
         return stubbed
 
     monkeypatch.setattr(aws, "clients", lambda: client)
-    findings = _look(queue(type="SPOT"), dataclasses.replace(FOUR, nodes=1))
+    findings = _inspect(queue(type="SPOT"), dataclasses.replace(FOUR, nodes=1))
     assert findings.state("quota") == "no"
     assert f"--quota-code {code} --desired-value 192" in findings.impossible[0].fix
 
@@ -174,7 +174,7 @@ def test_a_limit_without_permission_to_read_it_is_unknown(
 ) -> None:
     denied = _answering("service-quotas", "get_service_quota", None, code="AccessDeniedException")
     monkeypatch.setattr(aws, "clients", denied)
-    findings = _look(queue())
+    findings = _inspect(queue())
     assert _found(findings, "quota") == ["unknown: no response: AccessDeniedException"]
     assert findings.impossible == []
 
@@ -191,7 +191,7 @@ def test_invalid_credentials_are_reported_in_one_line(
 ) -> None:
     monkeypatch.setattr(aws, "clients", _answering("batch", "describe_job_queues", None, code=code))
     with pytest.raises(UserError, match=expected):
-        _look("gpus")
+        _inspect("gpus")
     with pytest.raises(UserError, match=expected):
         preflight.check_access(StepRequest(backend="batch", request=ONE))
 
@@ -201,9 +201,9 @@ def test_a_missing_region_and_an_unreachable_service_are_reported_in_one_line(
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL_BATCH", "http://127.0.0.1:9")
     with pytest.raises(UserError, match="AWS Batch cannot be reached"):
-        _look("gpus")
+        _inspect("gpus")
     monkeypatch.delenv("AWS_ENDPOINT_URL_BATCH")
     monkeypatch.delenv("AWS_DEFAULT_REGION")
     monkeypatch.setenv("AWS_CONFIG_FILE", "/nowhere")
     with pytest.raises(UserError, match="AWS cannot be queried: You must specify a region"):
-        _look("gpus")
+        _inspect("gpus")

@@ -85,14 +85,14 @@ def test_an_unsuitable_node_is_rejected_with_the_reason(why: str, labels: dict[s
 
 def test_available_resources_are_those_of_the_smallest_node_without_daemon_pods() -> None:
     fit_result = _fit(node("a"), node("b", resources={"memory": "1000Gi"}))
-    assert fit_result.facts.room.memory_bytes == 1000 * GIB - int(0.4 * GIB)
-    assert fit_result.facts.room.cpu == pytest.approx(191.05)
+    assert fit_result.facts.pod_capacity.memory_bytes == 1000 * GIB - int(0.4 * GIB)
+    assert fit_result.facts.pod_capacity.cpu == pytest.approx(191.05)
 
 
 def test_measured_daemon_pods_take_precedence_over_the_table() -> None:
     daemons = PodResources(cpu=3.5, memory_bytes=6 * GIB)
     fit_result = fit([node("a")], _request(nodes=1), PodRules(), LEAST, daemons=daemons)
-    assert fit_result.facts.room == PodResources(cpu=191.45 - 3.5, memory_bytes=1950 * GIB - 6 * GIB)
+    assert fit_result.facts.pod_capacity == PodResources(cpu=191.45 - 3.5, memory_bytes=1950 * GIB - 6 * GIB)
     largest = PodResources(cpu=190, memory_bytes=0)
     assert fit([node("a")], _request(nodes=1), PodRules(), LEAST, daemons=largest).names == ()
 

@@ -48,7 +48,7 @@ class _Registry(BaseHTTPRequestHandler):
             return
         name = self.path.split("/")[2]
         host = self.headers["Host"]
-        realm = _REALMS.get(name, f"http://{host}/token").replace("ELSEWHERE", _Elsewhere.address)
+        realm = _REALMS.get(name, f"http://{host}/token").replace("ELSEWHERE", _OtherRegistry.address)
         challenge = f'Bearer realm="{realm}",service="registry",scope="repository:{name}:pull"'
         if name in ("token", "closed", *_REALMS) and "Authorization" not in self.headers:
             self._answer(401, WWW_Authenticate=challenge)
@@ -67,7 +67,7 @@ class _Registry(BaseHTTPRequestHandler):
         pass
 
 
-class _Elsewhere(_Registry):
+class _OtherRegistry(_Registry):
     address = ""
     asked: ClassVar[list[str]] = []
 
@@ -109,10 +109,10 @@ def test_the_response_of_a_registry_decides_the_state_of_an_image(
 def test_registry_tokens_are_requested_without_tls_only_from_localhost(
     registry: str, monkeypatch: pytest.MonkeyPatch, image: str
 ) -> None:
-    with serving(_Elsewhere, "127.0.0.2") as url:
-        monkeypatch.setattr(_Elsewhere, "address", url.removeprefix("http://"))
+    with serving(_OtherRegistry, "127.0.0.2") as url:
+        monkeypatch.setattr(_OtherRegistry, "address", url.removeprefix("http://"))
         state, image_state = _state(f"{registry}/{image}:1")
-    assert _Elsewhere.asked == []
+    assert _OtherRegistry.asked == []
     assert state == "unknown"
     assert "requires a login" in image_state
 

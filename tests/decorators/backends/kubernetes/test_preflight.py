@@ -78,7 +78,7 @@ def test_the_requests_of_daemon_pods_are_read_from_the_cluster(
 
     assert "2 needed; " in reported()
     wait_for(lambda: "3 CPUs and 6.00 GiB reserved for daemon pods" in reported(), 90, "they run", every=1)
-    assert run_preflight()[1].room == PodResources(cpu=191.45 - 3, memory_bytes=1944 * GIB)
+    assert run_preflight()[1].pod_capacity == PodResources(cpu=191.45 - 3, memory_bytes=1944 * GIB)
     # Who may list nodes, but no pods of other namespaces
     control_plane.kubectl("create", "clusterrole", "sees-nodes", "--verb=list", "--resource=nodes")
     control_plane.kubectl("create", "clusterrolebinding", "b", "--clusterrole=sees-nodes", "--user=alice")
@@ -102,7 +102,7 @@ def test_a_step_without_gpus_needs_an_untainted_node_with_enough_disk(
     nodes("cpu-a", labels=bare, resources=small, provider="")
     assert run_preflight()[0].impossible == []  # the run's largest step has its nodes
 
-    def beside() -> Findings:
+    def inspect_prepare() -> Findings:
         return inspect_size(
             "prepare",
             request,
@@ -111,7 +111,7 @@ def test_a_step_without_gpus_needs_an_untainted_node_with_enough_disk(
             clock=Clock(overall_s=90),
         )
 
-    refused = beside()
+    refused = inspect_prepare()
     [row] = refused.impossible
     assert row.check == "nodes"
     assert re.search(r"1 with 20\S* .*of disk", row.detail)
@@ -119,7 +119,7 @@ def test_a_step_without_gpus_needs_an_untainted_node_with_enough_disk(
         refused.report_and_check()
     assert "--with kubernetes:disk=MB" in caught.value.advice
     nodes("cpu-b", labels=bare, resources={**small, "ephemeral-storage": "4000Gi"}, provider="")
-    assert beside().impossible == []
+    assert inspect_prepare().impossible == []
 
 
 def test_too_few_on_premises_nodes_are_refused_with_the_available_number(

@@ -100,7 +100,7 @@ def test_facts_of_the_cluster_take_precedence_over_the_tables() -> None:
     facts = ClusterFacts(
         labels=(("nvidia.com/gpu.product", "NVIDIA-H100-80GB-HBM3"),),
         tolerations=(Toleration(key="sku", value="gpu", effect="NoSchedule"),),
-        room=PodResources(cpu=20.6, memory_bytes=100 * GIB),
+        pod_capacity=PodResources(cpu=20.6, memory_bytes=100 * GIB),
         efa=8,
         hugepages_bytes=10 * GIB,
         zone="rack-3",
@@ -136,9 +136,9 @@ def test_efa_variables_are_set_only_for_several_nodes_with_efa_interfaces(nodes:
 
 def test_requests_reduced_to_a_nodes_free_resources_are_noted() -> None:
     request = planned("llama-70b", "full", "H100", 4).request
-    room = PodResources(cpu=20.6, memory_bytes=100 * GIB)
+    pod_capacity = PodResources(cpu=20.6, memory_bytes=100 * GIB)
     by = "allocatable on a node of this cluster"
-    assert _lowered(request, facts=ClusterFacts(room=room)) == (
+    assert _lowered(request, facts=ClusterFacts(pod_capacity=pod_capacity)) == (
         Override(name="cpu", planned=str(request.cpu), used="20", given_by=by),
         Override(name="memory_mib", planned=str(request.memory_mib), used=str(100 * 1024), given_by=by),
     )

@@ -46,9 +46,9 @@ def test_a_user_defined_size_discards_the_driver_size_of_the_table(own: Path) ->
 
 def test_a_gpu_can_be_overridden_by_name_or_alias(own: Path) -> None:
     own.write_text("gpu,vram_reported_MiB\nNVIDIA GeForce RTX 4090,24564\n")
-    made = hardware.catalogue(own)
-    assert made.gpu("4090").vram_bytes == 24564 * MIB
-    assert len(made.gpus) == len(hardware.gpus())
+    catalogue = hardware.catalogue(own)
+    assert catalogue.gpu("4090").vram_bytes == 24564 * MIB
+    assert len(catalogue.gpus) == len(hardware.gpus())
 
 
 def test_one_file_may_define_a_gpu_and_a_machine_with_it(own: Path) -> None:
@@ -57,25 +57,28 @@ def test_one_file_may_define_a_gpu_and_a_machine_with_it(own: Path) -> None:
         "instance,R200,,,,,onprem,dgx-7,4,1024,0\n"
         "gpu,R200,nvidia,288,NVIDIA R200,2500,,,,,\n"
     )
-    made = hardware.catalogue(own)
-    gpu, machine = made.gpu("NVIDIA R200"), made.instance("dgx-7")
+    catalogue = hardware.catalogue(own)
+    gpu, machine = catalogue.gpu("NVIDIA R200"), catalogue.instance("dgx-7")
     assert (gpu.vram_bytes, gpu.vram_reported, gpu.architecture) == (288 * 10**9, False, None)
     assert gpu.bf16  # it has a rate in it
     assert (machine.cloud, machine.gpu, machine.gpu_count) == ("onprem", "R200", 4)
     assert (machine.ram_bytes, machine.vcpu, machine.usd_per_hour) == (1024 * GIB, None, 0)
     assert machine.price_source == str(own)
-    assert made.clouds()[-1] == "onprem"
+    assert catalogue.clouds()[-1] == "onprem"
 
 
 def test_a_user_defined_price_discards_the_date_of_the_table(own: Path) -> None:
     own.write_text(
         "instance_type,on_demand_usd_h,price_date\np5.48xlarge,31.5,\np4d.24xlarge,20,2026-07-30\n"
     )
-    made = hardware.catalogue(own)
-    assert made.instance("p5.48xlarge").usd_per_hour == 31.5
-    assert made.instance("p5.48xlarge").price_date is None
-    assert (made.instance("p5.48xlarge").price_source, made.instance("p5.48xlarge").vcpu) == (str(own), 192)
-    assert made.instance("p4d.24xlarge").price_age_days(date(2026, 8, 2)) == 3
+    catalogue = hardware.catalogue(own)
+    assert catalogue.instance("p5.48xlarge").usd_per_hour == 31.5
+    assert catalogue.instance("p5.48xlarge").price_date is None
+    assert (catalogue.instance("p5.48xlarge").price_source, catalogue.instance("p5.48xlarge").vcpu) == (
+        str(own),
+        192,
+    )
+    assert catalogue.instance("p4d.24xlarge").price_age_days(date(2026, 8, 2)) == 3
 
 
 def test_the_option_overrides_files_of_the_environment_variable(

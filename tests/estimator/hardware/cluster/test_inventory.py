@@ -105,12 +105,12 @@ def machines(cluster: Cluster) -> dict[str, int | None]:
 
 def test_a_node_pool_without_nodes_offers_the_instance_types_of_its_rules() -> None:
     family = ("karpenter.k8s.aws/instance-family", "In", ["p5", "g6e"])
-    found = machines(pooled(pool(family, ("karpenter.k8s.aws/instance-gpu-count", "Gt", ["3"]))))
-    assert H100 in found
-    assert "g6e.12xlarge" in found
-    assert "g6e.xlarge" not in found
-    assert {name.partition(".")[0] for name in found} == {"p5", "g6e"}
-    assert set(found.values()) == {None}  # no limit
+    listed = machines(pooled(pool(family, ("karpenter.k8s.aws/instance-gpu-count", "Gt", ["3"]))))
+    assert H100 in listed
+    assert "g6e.12xlarge" in listed
+    assert "g6e.xlarge" not in listed
+    assert {name.partition(".")[0] for name in listed} == {"p5", "g6e"}
+    assert set(listed.values()) == {None}  # no limit
     limited = machines(pooled(pool(family, limits={"nvidia.com/gpu": "8", "cpu": "400"})))
     assert (limited[H100], limited["g6e.48xlarge"], limited["g6e.12xlarge"]) == (1, 1, 2)
 
@@ -154,8 +154,8 @@ def test_nodes_belong_to_the_node_group_with_the_longest_matching_name() -> None
 
 
 def test_an_empty_node_group_offers_guessed_machines_of_its_cloud() -> None:
-    found = groups(gke_l4(1), reported=(NodeGroup(name="gke-prod-big-0a1b-grp", nodes=0, max_nodes=2),))
-    guesses = [group for group in found.nodes if group.guessed]
+    listed = groups(gke_l4(1), reported=(NodeGroup(name="gke-prod-big-0a1b-grp", nodes=0, max_nodes=2),))
+    guesses = [group for group in listed.nodes if group.guessed]
     assert {group.instance.cloud for group in guesses} == {"gcp"}
     assert {group.max_new_nodes for group in guesses} == {2}
     assert not groups(bare_metal("a", {}), reported=(NodeGroup(name="racks", nodes=0, max_nodes=2),)).nodes

@@ -27,7 +27,7 @@ from tests.http_server import serving
 
 
 @pytest.fixture(autouse=True)
-def _nobodys_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _isolated_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in ("FINETUNE_HARDWARE", "KUBECONFIG", "KUBERNETES_SERVICE_HOST"):

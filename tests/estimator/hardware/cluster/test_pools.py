@@ -160,7 +160,7 @@ def _cluster(pools: list[dict[str, Any]] | None, status: str | None = None) -> A
     return get
 
 
-def _may(verb: str, resource: str, **where: str) -> bool:
+def _is_allowed(verb: str, resource: str, **where: str) -> bool:
     return (verb, resource, where) == (
         "get",
         "configmaps",
@@ -168,7 +168,7 @@ def _may(verb: str, resource: str, **where: str) -> bool:
     )
 
 
-def _grown(get: Any, *clouds: str, may: Any = _may) -> Growth:
+def _grown(get: Any, *clouds: str, may: Any = _is_allowed) -> Growth:
     return could_grow(read_autoscalers(get, may), REQUEST, frozenset(clouds), PodRules())
 
 
@@ -239,7 +239,7 @@ NodeGroups:
   Name:        gke-c-cpus-2c3d-grp
   Health:      Healthy (ready=2 unready=0 registered=2 cloudProviderTarget=2 (minSize=1, maxSize=2))
 """
-    found = read_autoscalers(_cluster(None, text), _may).groups
+    found = read_autoscalers(_cluster(None, text), _is_allowed).groups
     assert [(group.name, group.nodes, group.max_nodes) for group in found] == [
         ("gke-c-gpus-0a1b-grp", 1, 5),
         ("gke-c-cpus-2c3d-grp", 2, 2),

@@ -17,27 +17,27 @@ def cached(text: str) -> hardware.Catalogue:
 
 
 def test_a_refreshed_price_replaces_one_that_is_not_newer() -> None:
-    made = cached(
+    cached_table = cached(
         "aws,p5.48xlarge,50,20,eu-west-1,2026-08-01,API\n"
         "aws,g5.xlarge,1,0.4,us-east-1,2026-01-01,API\n"
         "gcp,a2-highgpu-1g,3,,us-central1,2026-08-09,API\n"
     )
-    new = made.instance("p5.48xlarge")
+    new = cached_table.instance("p5.48xlarge")
     assert (new.usd_per_hour, new.spot_usd_per_hour, new.region, new.price_source) == (
         50,
         20,
         "eu-west-1",
         "API",
     )
-    assert made.instance("g5.xlarge").usd_per_hour == 1.006
-    assert made.instance("a2-highgpu-1g").usd_per_hour == 3
-    assert made.instance("a2-highgpu-1g").spot_usd_per_hour == 1.92802
+    assert cached_table.instance("g5.xlarge").usd_per_hour == 1.006
+    assert cached_table.instance("a2-highgpu-1g").usd_per_hour == 3
+    assert cached_table.instance("a2-highgpu-1g").spot_usd_per_hour == 1.92802
 
 
 def test_of_two_prices_of_one_day_the_refreshed_one_is_used() -> None:
     day = hardware.instance("p4d.24xlarge").price_date
-    made = cached(f"aws,p4d.24xlarge,19,7,us-east-1,{day},API\n")
-    assert made.instance("p4d.24xlarge").usd_per_hour == 19
+    cached_table = cached(f"aws,p4d.24xlarge,19,7,us-east-1,{day},API\n")
+    assert cached_table.instance("p4d.24xlarge").usd_per_hour == 19
 
 
 def test_a_refreshed_spot_price_does_not_change_the_date_of_the_on_demand_price() -> None:
@@ -47,10 +47,10 @@ def test_a_refreshed_spot_price_does_not_change_the_date_of_the_on_demand_price(
 
 
 def test_a_damaged_cache_is_reported_and_shipped_prices_remain(own: Path) -> None:
-    made = cached("aws,p5.48xlarge,fifty,,,,\n")
-    assert made.instance("p5.48xlarge").usd_per_hour == 55.04
-    assert len(made.warnings) == 1
-    assert "'fifty' is not a number" in made.warnings[0]
+    cached_table = cached("aws,p5.48xlarge,fifty,,,,\n")
+    assert cached_table.instance("p5.48xlarge").usd_per_hour == 55.04
+    assert len(cached_table.warnings) == 1
+    assert "'fifty' is not a number" in cached_table.warnings[0]
 
 
 def test_a_user_row_overrides_a_refreshed_price(own: Path) -> None:

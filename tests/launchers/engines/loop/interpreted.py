@@ -35,7 +35,7 @@ def _rsqrt(x: Any) -> Any:
     return 1 / tl.sqrt(x)
 
 
-def lend_to_the_interpreter() -> None:
+def extend_interpreter() -> None:
     """Add what the interpreter lacks: float arguments, and the square root of CUDA."""
     import liger_kernel.ops.rms_norm as norms
 
@@ -79,7 +79,7 @@ def distances() -> dict[str, tuple[float, float]]:
 
 
 if __name__ == "__main__":
-    lend_to_the_interpreter()
+    extend_interpreter()
     if sys.argv[1] == "families":
         print(json.dumps(distances()))
     else:

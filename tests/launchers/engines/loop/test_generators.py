@@ -30,7 +30,7 @@ def drawn() -> list[Any]:
 
 
 @pytest.fixture(autouse=True)
-def _put_back() -> Any:
+def _restored_generators() -> Any:
     with generators.kept():
         yield
 

@@ -35,7 +35,7 @@ FORMS = {"F32": torch.float32, "BF16": torch.bfloat16}
 
 
 @pytest.fixture(autouse=True)
-def garbage_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_garbage_collection(monkeypatch: pytest.MonkeyPatch) -> None:
     """Disable the garbage collection of torchtune after each small file."""
     monkeypatch.setattr(gc, "collect", lambda: 0)
 

@@ -27,7 +27,7 @@ STEPS = 30
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("grpo")
     toy.make(folder)
     return folder
@@ -39,10 +39,10 @@ def rewards(steps: list[Step]) -> list[float]:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("nodes", [1, 2])
-def test_the_reward_rises_over_thirty_steps(place: Path, nodes: int) -> None:
+def test_the_reward_rises_over_thirty_steps(model_folder: Path, nodes: int) -> None:
     # Each of two nodes has two prompts, too: with one, some seeds learn too little in so few steps
     answers = toy.ANSWERS * nodes
-    job = toy.job(place, f"full-{nodes}", "full", world=nodes, steps=STEPS, answers=answers)
+    job = toy.job(model_folder, f"full-{nodes}", "full", world=nodes, steps=STEPS, answers=answers)
     layout = dataclasses.replace(job.plan.layout, nodes=nodes, processes_per_node=1)
     job = dataclasses.replace(job, plan=dataclasses.replace(job.plan, layout=layout))
     runs.run_nodes([dataclasses.replace(job, work_dir=job.work_dir / str(node)) for node in range(nodes)])
@@ -53,8 +53,8 @@ def test_the_reward_rises_over_thirty_steps(place: Path, nodes: int) -> None:
     assert all(step.all_tokens for step in steps)
 
 
-def test_both_processes_of_a_node_report_their_steps(place: Path) -> None:
-    job = toy.job(place, "adapted", "lora", world=2, steps=2)
+def test_both_processes_of_a_node_report_their_steps(model_folder: Path) -> None:
+    job = toy.job(model_folder, "adapted", "lora", world=2, steps=2)
     first, second = runs.run(job), runs.steps(job, rank=1)
     assert [step.step for step in first] == [step.step for step in second] == [1, 2]
     assert {"kl", "reward_std", "answer_tokens"} <= set(first[-1].metrics or {})
@@ -91,9 +91,11 @@ def train_counted(job: TrainJob) -> None:
     (job.work_dir / "counted.json").write_text(json.dumps({"reduced": len(reduced), "fused": fused}))
 
 
-def test_one_process_has_no_wrapper_and_two_reduce_gradients_in_the_last_pass_of_a_step(place: Path) -> None:
+def test_one_process_has_no_wrapper_and_two_reduce_gradients_in_the_last_pass_of_a_step(
+    model_folder: Path,
+) -> None:
     def reduced(world: int, accumulation: int) -> int:
-        job = toy.job(place, f"counted-{world}-{accumulation}", "full", world=world, steps=2)
+        job = toy.job(model_folder, f"counted-{world}-{accumulation}", "full", world=world, steps=2)
         layout = dataclasses.replace(
             job.plan.layout,
             accumulation=accumulation,
@@ -112,9 +114,19 @@ def test_one_process_has_no_wrapper_and_two_reduce_gradients_in_the_last_pass_of
     assert reduced(2, 4) == in_one_pass
 
 
-def test_a_reward_that_is_not_a_number_ends_the_run_with_the_line_of_the_users_code(place: Path) -> None:
-    (place / "late.py").write_text("def late(prompt, answer):\n    return float('nan')\n")
-    job = toy.job(place, "late", "full", world=1, steps=1, of=STEPS, rl={"reward": f"{place}/late.py:late"})
+def test_a_reward_that_is_not_a_number_ends_the_run_with_the_line_of_the_users_code(
+    model_folder: Path,
+) -> None:
+    (model_folder / "late.py").write_text("def late(prompt, answer):\n    return float('nan')\n")
+    job = toy.job(
+        model_folder,
+        "late",
+        "full",
+        world=1,
+        steps=1,
+        of=STEPS,
+        rl={"reward": f"{model_folder}/late.py:late"},
+    )
     done = ranks.train([job])
     assert done.returncode != 0
     assert "late.py:late returned nan, for the answer" in done.stderr.strip().splitlines()[-2]
