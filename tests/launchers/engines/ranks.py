@@ -1,10 +1,11 @@
 """Ranks forked from a process that has imported their engine: one second each instead of twelve.
 
-    python -m tests.launchers.engines.ranks ENGINE
+    python -m tests.launchers.engines.ranks
 
-reads orders from standard input, a JSON line each: ranks (environment, job files, log), and how many seconds
-they may take. It answers with a line of their exit statuses. A rank has the environment of torchrun, which
-itself starts those of the tests of the gang and the flows.
+imports what engines share, and reads orders from standard input, a JSON line each: the imports (a key of
+``TRAINING``), ranks (environment, job files, log), and how many seconds they may take. For each key it forks
+one process that imports the rest and starts the ranks. The response is a line with the exit statuses. A rank
+has the environment of torchrun, which itself starts the ranks in the tests of the gang and the flows.
 """
 
 from __future__ import annotations
@@ -17,28 +18,40 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, TextIO
+from unittest import mock
 
 from launchers.cluster.endpoint import unused_port
+from launchers.cluster.processes import die_with_parent
+from launchers.precompute import parts
 
 ROOT = Path(__file__).parents[3]
-_LOOP = (
+_one_order = threading.Lock()
+DIFFUSERS = ("diffusers.models.unets.unet_2d_condition", "diffusers.schedulers.scheduling_ddpm")
+_SHARED = (
     "transformers.models.auto.modeling_auto",
     "transformers.models.llama.modeling_llama",
     "peft.tuners.lora.bnb",
     "bitsandbytes",
     "torch._dynamo",
+    "torch.profiler",
+    "deepspeed",  # which accelerate imports, too, when it saves a model or generates
+    "torchdata.stateful_dataloader",
 )
-TRAINING = {  # what an engine imports before it trains, and while it does
+TRAINING = {  # what an engine imports before and during training, in addition to _SHARED
     "torchtune": ("launchers.engines.torchtune.recipe",),
-    "deepspeed": ("launchers.engines.deepspeed.sharding", "deepspeed", *_LOOP),
-    "fsdp2": ("launchers.engines.fsdp2.sharding", "torch.distributed.fsdp", *_LOOP),
-    "trl": ("launchers.engines.trl.trainer", "datasets", *_LOOP),
+    "deepspeed": ("launchers.engines.deepspeed.sharding", "launchers.engines.loop.train"),
+    "fsdp2": ("launchers.engines.fsdp2.sharding", "launchers.engines.loop.train", "torch.distributed.fsdp"),
+    "scripts": (),
+    "images": ("launchers.engines.fsdp2.sharding", "torch.distributed.fsdp", *DIFFUSERS),
+    "trl": ("launchers.engines.trl.trainer", "datasets"),
 }
 
 
@@ -67,7 +80,6 @@ dist.init_process_group("gloo")
 with open(sys.argv[1], "w") as file:
     json.dump(result, file)
 dist.destroy_process_group()
-os._exit(0)  # as launchers.run.worker: gloo's threads may abort a process while the interpreter ends
 """
 
 
@@ -77,22 +89,33 @@ def run_script(code: str, folder: Path) -> list[Any]:
     The code finds its own output file in ``sys.argv[1]``.
     """
     group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(unused_port()), "WORLD_SIZE": "2"}
-    env = {"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **group}
     files = [folder / str(rank) for rank in (0, 1)]
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", _SCRIPT.format(code=code), str(file)],
-            env={**env, "RANK": file.name},
-            cwd=ROOT,
-        )
+    ranks = [
+        {
+            "environment": group | {"RANK": file.name},
+            "script": _SCRIPT.format(code=code),
+            "output": str(file),
+            "log": str(file.with_suffix(".log")),
+        }
         for file in files
     ]
-    try:
-        assert [process.wait(120) for process in processes] == [0, 0]
-    finally:
-        for process in processes:
-            process.kill()
+    codes, output = _run("scripts", "", ranks, limit_s=120)
+    assert codes == [0, 0], output
     return [json.loads(file.read_text()) for file in files]
+
+
+@contextlib.contextmanager
+def module_started(module: str, request: Path, log: Path, **_: Any) -> Iterator[Any]:
+    """Replace :func:`launchers.cluster.processes.started`: a fork runs the module to its end, on the CPU."""
+    script = f"import runpy\nrunpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
+    rank = {"environment": {}, "script": script, "output": str(request), "log": str(log)}
+    (code,), _ = _run("scripts", "", [rank], limit_s=300)
+    yield SimpleNamespace(poll=lambda: code, returncode=code)
+
+
+def forked_modules() -> Any:
+    """Return a context in which parts of a precomputation are computed by forks, without imports."""
+    return mock.patch.object(parts, "started", module_started)
 
 
 def _train(
@@ -124,21 +147,30 @@ def _train(
                 "entry": entry,
             }
         )
-    server = _server(nodes[0][0].plan.engine)
-    assert server.stdin is not None
-    assert server.stdout is not None
-    server.stdin.write(json.dumps({"ranks": ranks, "limit_s": limit_s}) + "\n")
-    server.stdin.flush()
-    codes = json.loads(server.stdout.readline())
-    output = "\n".join(f"{rank['log']}:\n{Path(str(rank['log'])).read_text()}" for rank in ranks)
+    job = nodes[0][0]
+    imports = "images" if job.settings.task == "text-to-image" else job.plan.engine
+    codes, output = _run(imports, job.plan.engine, ranks, limit_s)
     return subprocess.CompletedProcess(codes, max(map(abs, codes)), stdout="", stderr=output)
 
 
+def _run(imports: str, engine: str, ranks: Sequence[dict[str, Any]], limit_s: float) -> tuple[list[int], str]:
+    """Run ranks or scripts to their end; return their exit statuses and their output."""
+    server = _server()
+    assert server.stdin is not None
+    assert server.stdout is not None
+    order = {"imports": imports, "engine": engine, "ranks": ranks, "limit_s": limit_s}
+    with _one_order:
+        server.stdin.write(json.dumps(order) + "\n")
+        server.stdin.flush()
+        codes = json.loads(server.stdout.readline())
+    return codes, "\n".join(f"{rank['log']}:\n{Path(rank['log']).read_text()}" for rank in ranks)
+
+
 @functools.cache
-def _server(engine: str) -> subprocess.Popen[str]:
-    """The forking process; it ends when its standard input closes."""
+def _server() -> subprocess.Popen[str]:
+    """Start the forking process; it ends when its standard input closes."""
     return subprocess.Popen(
-        [sys.executable, "-m", "tests.launchers.engines.ranks", engine],
+        [sys.executable, "-m", "tests.launchers.engines.ranks"],
         env=os.environ
         | {
             "PYTHONPATH": str(ROOT),
@@ -155,46 +187,78 @@ def _server(engine: str) -> subprocess.Popen[str]:
 
 
 def main() -> None:
-    engine = sys.argv[1]
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what an import prints is no answer
-    for module in TRAINING[engine]:
+    responses = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # output of imports is no response
+    for module in _SHARED:
         import_module(module)
+    forked: dict[str, tuple[TextIO, TextIO]] = {}
     for line in sys.stdin:
-        order = json.loads(line)
-        codes = _wait([_fork(engine, **rank) for rank in order["ranks"]], order["limit_s"])
-        answers.write(json.dumps(codes) + "\n")
-        answers.flush()
+        imports = json.loads(line)["imports"]
+        if imports not in forked:
+            forked[imports] = _fork_server(TRAINING[imports])
+        orders, codes = forked[imports]
+        orders.write(line)
+        orders.flush()
+        responses.write(codes.readline())
+        responses.flush()
 
 
-def _fork(engine: str, environment: dict[str, str], jobs: list[str], log: str, entry: str) -> int:
+def _fork_server(modules: Sequence[str]) -> tuple[TextIO, TextIO]:
+    """Fork a process that imports ``modules`` and starts ranks; return its input and its output."""
+    (its_input, orders), (codes, its_output) = os.pipe(), os.pipe()
+    parent = os.getpid()
+    if os.fork():
+        os.close(its_input)
+        os.close(its_output)
+        return os.fdopen(orders, "w"), os.fdopen(codes)
+    die_with_parent(parent)
+    for module in modules:
+        import_module(module)
+    with os.fdopen(its_input) as lines, os.fdopen(its_output, "w") as responses:
+        for line in lines:
+            order = json.loads(line)
+            pids = [_fork(order["engine"], **rank) for rank in order["ranks"]]
+            responses.write(json.dumps(_wait(pids, order["limit_s"])) + "\n")
+            responses.flush()
+    os._exit(0)
+
+
+def _fork(engine: str, environment: dict[str, str], log: str, **work: Any) -> int:
     server = os.getpid()
     pid = os.fork()
     if pid:
         return pid
     code = 1
     try:
-        from launchers import engines
-        from launchers.cluster.processes import die_with_parent
-        from launchers.gang.job import TrainJob
-
         die_with_parent(server)
         descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         for number in (1, 2):
             os.dup2(descriptor, number)
         os.environ.update(environment)
-        if len(jobs) > 1:
-            _reuse_process_group()
-        module, _, name = entry.partition(":")
-        train = getattr(import_module(module), name) if entry else engines.get(engine).train
-        code = sum(_failed(train, TrainJob.load(Path(job))) for job in jobs)
+        code = _train_jobs(engine, **work) if "jobs" in work else _run_code(**work)
     except BaseException:  # noqa: BLE001 the process ends here, whatever it was
         traceback.print_exc()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(
-        code
-    )  # as launchers.run.worker: gloo's threads may abort a process while Python takes itself apart
+    # as launchers.run.worker: gloo's threads may abort a process while the interpreter ends
+    os._exit(code)
+
+
+def _train_jobs(engine: str, jobs: list[str], entry: str) -> int:
+    from launchers import engines
+    from launchers.gang.job import TrainJob
+
+    if len(jobs) > 1:
+        _reuse_process_group()
+    module, _, name = entry.partition(":")
+    train = getattr(import_module(module), name) if entry else engines.get(engine).train
+    return sum(_failed(train, TrainJob.load(Path(job))) for job in jobs)
+
+
+def _run_code(script: str, output: str) -> int:
+    sys.argv[1:] = [output]
+    exec(script, {"__name__": "__main__"})  # noqa: S102 the code of a test
+    return 0
 
 
 def _failed(train: Callable[[Any], None], job: Any) -> bool:

@@ -27,6 +27,7 @@ from launchers.gang.job import TrainJob
 from launchers.models import causal
 from launchers.precompute import parts
 from launchers.store.bundles import LocalStorage
+from tests.launchers.engines import ranks
 from tests.launchers.engines.loop import runs
 
 pytestmark = pytest.mark.slow
@@ -101,10 +102,11 @@ def test_two_nodes_divide_the_parts_and_both_get_all_of_them(tmp_path: Path, job
         files[node] = reference.precompute(job, address(node, 2), store, tmp_path / f"node-{node}")
 
     threads = [threading.Thread(target=run, args=(node,)) for node in (0, 1)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(300)
+    with ranks.forked_modules():
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(300)
     assert np.array_equal(np.load(files[0]), np.load(files[1]))
     requests = [(files[node].parent / "request-0.json").read_text() for node in (0, 1)]
     assert '"parts": [0, 2]' in requests[0]
@@ -163,7 +165,8 @@ def test_finished_parts_are_not_computed_again_after_kill_9(
     running.join(300)
     stored_parts = len(store.keys("reference"))
     assert stored_parts >= 1
-    file = reference.precompute(job, address(), store, tmp_path / "second")
+    with ranks.forked_modules():
+        file = reference.precompute(job, address(), store, tmp_path / "second")
     assert np.load(file).shape == (PAIRS, 2)
     if caught:  # it was killed before it had done all
         assert "the reference was ended by SIGKILL (9)" in str(caught[0])
@@ -175,5 +178,5 @@ def test_an_unreadable_model_is_reported_in_one_line(tmp_path: Path, job: TrainJ
     model = shutil.copytree(job.model_dir, tmp_path / "model")
     (model / "model.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0nothing!")
     job = dataclasses.replace(job, model_dir=model)
-    with pytest.raises(UserError, match="The reference could not be computed"):
+    with ranks.forked_modules(), pytest.raises(UserError, match="The reference could not be computed"):
         reference.precompute(job, address(), LocalStorage(tmp_path / "store"), tmp_path / "first")

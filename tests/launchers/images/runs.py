@@ -16,6 +16,7 @@ from launchers.models import tiny_sdxl
 from launchers.precompute import latents
 from launchers.settings import Settings, overlay
 from launchers.store.bundles import LocalStorage
+from tests.launchers.engines import ranks
 from tests.launchers.engines.loop import runs
 
 TASK: dict[str, Any] = {
@@ -64,7 +65,8 @@ def fetch_latents(job: TrainJob, folder: Path, address: NodeAddress | None = Non
     """Return the latents of the images of a job, with a store in ``folder``."""
     alone = NodeAddress(node=0, nodes=1, main_host="127.0.0.1", ports=(), secret=Secret(""), run="test")
     store = LocalStorage(folder / "store")
-    return latents.precompute(job, address or alone, store, folder / "latents")
+    with ranks.forked_modules():
+        return latents.precompute(job, address or alone, store, folder / "latents")
 
 
 def prepared(folder: Path, *, images: int = 40, batch: int = 4, steps: int = 6) -> Prepared:

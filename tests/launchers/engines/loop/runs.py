@@ -240,13 +240,16 @@ def with_reference(job: TrainJob, folder: Path) -> TrainJob:
         return job
     alone = NodeAddress(node=0, nodes=1, main_host="127.0.0.1", ports=(), secret=Secret(""), run="test")
     store = LocalStorage(folder / "store")
-    job = dataclasses.replace(job, reference=reference.precompute(job, alone, store, folder / "reference"))
-    if job.evaluates:
-        held_out = dataclasses.replace(job, data_dir=job.held_out_dir)
-        reference_of_held_out = reference.precompute(
-            held_out, alone, store, folder / "held-out", max_rows=MAX_ROWS
+    with ranks.forked_modules():
+        job = dataclasses.replace(
+            job, reference=reference.precompute(job, alone, store, folder / "reference")
         )
-        job = dataclasses.replace(job, held_out_reference=reference_of_held_out)
+        if job.evaluates:
+            held_out = dataclasses.replace(job, data_dir=job.held_out_dir)
+            reference_of_held_out = reference.precompute(
+                held_out, alone, store, folder / "held-out", max_rows=MAX_ROWS
+            )
+            job = dataclasses.replace(job, held_out_reference=reference_of_held_out)
     return job
 
 
