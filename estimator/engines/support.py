@@ -316,8 +316,8 @@ def _loop(engine: str, job: Job, processes: int) -> str | None:
         return reason
     if job.packing and (packing_reason := family_of(model.family).packing_leak):
         return (
-            f"packing: in transformers' {model.family} code a document may attend to earlier ones in its row "
-            f"({packing_reason}), and {model.name} is such a model"
+            f"packing: transformers' {model.family} code lets a document attend to earlier ones in its row "
+            f"({packing_reason})"
         )
     if method.quantized and model.experts and family_of(model.family).experts_stay_16_bit:
         return f"qlora: experts of {model.family} models stay in 16 bits, and are most of {model.name}"
