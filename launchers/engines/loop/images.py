@@ -116,7 +116,8 @@ class TextToImage:
         # A quarter's mean is over its own images, but the caller divides by the number of all images:
         # rescale. A quarter without an image in the step has no mean: NaN.
         metrics = {
-            name: detached[quarters == number].sum() * (counts.divisor / count if count else float("nan"))
+            name: torch.where(quarters == number, detached, 0).sum()
+            * (counts.divisor / count if count else float("nan"))
             for number, (name, count) in enumerate(zip(QUARTERS, counts.quarters, strict=True))
         }
         return Outcome(loss=weighted.sum(), metrics=metrics)

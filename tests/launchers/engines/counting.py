@@ -29,6 +29,8 @@ class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name == "aten::_local_scalar_dense":  # lengths of rows are whole numbers, and on the CPU
             self.calls["fetched"] += args[0].is_floating_point()
             self.calls["branches"] += args[0].dtype == torch.bool
+        indices = args[1] if name == "aten::index" else ()  # the number of true ones is read
+        self.calls["branches"] += any(index is not None and index.dtype == torch.bool for index in indices)
         return func(*args, **(kwargs or {}))
 
 

@@ -105,7 +105,9 @@ def test_compiled_blocks_have_the_same_loss_and_gradients_as_eager_blocks(
     torch._dynamo.utils.counters.clear()
     kernels.set_up(network, job)
     compiled = loss_and_gradients(network, batch)
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1, (
+        "one for all blocks, also recomputed ones"
+    )
     assert compiled[0] == pytest.approx(eager[0], rel=1e-5)
     for name, gradient in eager[1].items():
         assert torch.allclose(compiled[1][name], gradient, atol=2e-5, rtol=1e-3), name
