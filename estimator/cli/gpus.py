@@ -73,6 +73,8 @@ def gpus(
     filters = report.Filters(
         min_vram=min_vram, architecture=arch, cloud=cloud, gpu=gpu, max_usd_per_hour=max_price, spot=spot
     )
+    if refresh:
+        report.choose(hardware.catalogue(hardware_file), filters)  # errors before the download
     refreshed = _refresh(hardware_file) if refresh else ()
     catalogue, cluster = hardware.catalogue(hardware_file), None
     for line in (*refreshed, *catalogue.warnings):

@@ -237,12 +237,13 @@ def _cheaper_method(best: Plan, job: Job, target: Target) -> str:
 
 def job_from(job_options: JobOptions) -> Job:
     from estimator import models
-    from estimator.engines import images
+    from estimator.engines import images, vision
     from estimator.job import DEFAULT_BATCH, Job
     from estimator.setup import LlamaAdapter
 
     batch = job_options.global_batch_size
     model = images.trained_model(models.resolve(job_options.model).spec, job_options.resolution)
+    vision.check_model(job_options.vision, model)
     return Job(
         model=model,
         method=job_options.method,  # type: ignore[arg-type]
@@ -362,6 +363,8 @@ def _plans_here(options: GoalOptions) -> bool:
 def goals_from(goal_options: GoalOptions) -> Goals:
     from estimator.planning.goals import Goals
 
+    if goal_options.interruption_rate is not None and not goal_options.spot:
+        raise UserError("--interruption-rate needs --spot.", "Add --spot, or remove --interruption-rate.")
     return Goals(
         deadline_hours=goal_options.deadline_hours,
         budget_usd=goal_options.budget_usd,

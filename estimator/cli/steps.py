@@ -8,6 +8,7 @@ from typing import Any, get_args
 from estimator.cli.options import SetupOptions, names_of
 from estimator.engines import automatic, images, liger
 from estimator.engines.setups import dense_mask
+from estimator.engines.vision import check_model
 from estimator.errors import UserError
 from estimator.formatting import format_count
 from estimator.hardware import Gpu
@@ -174,11 +175,7 @@ def _job(options: SetupOptions, model: ModelSpec, seq_len: int, precision: str) 
 
 def _check_tower(vision: str, model: ModelSpec) -> None:
     """Raise UserError for a model without a vision tower, or with one of unknown shape."""
-    if not model.sees_images:
-        raise UserError(
-            f"--vision {vision}: {model.name} sees no images.",
-            "Remove --vision, or choose a vision-language model.",
-        )
+    check_model(vision, model)
     if model.vision is None:
         raise UserError(
             f"--vision {vision}: the shape of {model.name}'s vision tower is unknown, so its memory is too.",

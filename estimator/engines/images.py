@@ -16,8 +16,20 @@ ENGINE = next(name for name in LAUNCHED_ENGINES if IMAGE_TASK in ENGINES[name].t
 
 
 def task_for(model: ModelSpec, task: str) -> str:
-    """Return the image task for an image pipeline with the default task, otherwise ``task`` unchanged."""
-    return IMAGE_TASK if isinstance(model, DiffusionSpec) and task == "sft" else task
+    """Return the image task for an image pipeline with the default task, otherwise ``task`` unchanged.
+
+    Raises UserError for a task of the other kind of model.
+    """
+    if isinstance(model, DiffusionSpec):
+        if task != "sft" and task in TASKS and not TASKS[task].images:
+            raise UserError(f"--task {task}: {model.name} generates images.", "Remove --task.")
+        return IMAGE_TASK if task == "sft" else task
+    if task == IMAGE_TASK:
+        raise UserError(
+            f"--task {task}: {model.name} does not generate images.",
+            "Choose an image pipeline such as stable-diffusion-xl, or another task.",
+        )
+    return task
 
 
 def trained_model(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from estimator.errors import UserError
 from estimator.job import Job
+from estimator.models import ModelSpec
 
 METHODS = ("full", "lora")  # with which a vision-language model is trained
 
@@ -25,6 +27,15 @@ def reasons(job: Job) -> list[str]:
         f"{job.image_size} pixels is about {tokens:,} tokens, {job.images_per_row} in a row {total:,}{excess}"
         "; speed leaves the tower out"
     ]
+
+
+def check_model(vision: str | None, model: ModelSpec) -> None:
+    """Raise UserError if images are to be trained on with a model that sees none."""
+    if vision is not None and not model.sees_images:
+        raise UserError(
+            f"--vision {vision}: {model.name} sees no images.",
+            "Remove --vision, or choose a vision-language model.",
+        )
 
 
 def unsupported(job: Job) -> str | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from estimator import hardware, models
 from estimator.charts import appearance, ordered
-from estimator.engines import images
+from estimator.engines import images, vision
 from estimator.errors import CannotFit, UserError
 from estimator.job import DEFAULT_BATCH, Job, Target
 from estimator.models import ModelSpec
@@ -58,6 +58,7 @@ def _planned(form: Mapping[str, str]) -> dict[str, Any]:
     name = fields.MY_MODEL if "config" in values else values["model"]
     model = pasted.model(values["config"]) if "config" in values else _table_model(name)
     model = images.trained_model(model, values.get("resolution"))
+    vision.check_model(values.get("vision"), model)
     job = Job(
         model=model,
         task=images.task_for(model, values.get("task", "sft")),  # type: ignore[arg-type]

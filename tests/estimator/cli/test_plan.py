@@ -124,6 +124,34 @@ def test_advised_options_are_valid(text: str, advised: str) -> None:
 DOCUMENT = (Path(__file__).parents[3] / "docs" / "planning.md").read_text()
 
 
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("--model llama-8b --task text-to-image", "llama-8b does not generate images"),
+        ("--model sdxl --task dpo", "stable-diffusion-xl generates images"),
+        ("--model llama-8b --vision frozen", "llama-8b sees no images"),
+        ("--model llama-8b --interruption-rate 0.1", "--interruption-rate needs --spot"),
+    ],
+)
+def test_an_option_that_cannot_apply_is_refused_instead_of_ignored(text: str, problem: str) -> None:
+    result = run(text)
+    assert result.exit_code == 2
+    assert problem in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 2
+
+
+def test_the_table_compares_price_and_time_of_the_job_if_its_size_is_known() -> None:
+    options = "--model llama-8b --method lora --tokens 10M --top 5"
+    rows = list(csv.DictReader(io.StringIO(run(f"{options} --csv").stdout)))
+    table = run(f"{options} --verbose").stdout
+    assert len(rows) == 5
+    for row in rows[1:]:
+        change = float(row["usd"]) / float(rows[0]["usd"]) - 1
+        if abs(change) > 0.02:
+            word = "more expensive" if change > 0 else "cheaper"
+            assert re.search(rf"{abs(change) * 100:.{int(abs(change) < 0.1)}f} % {word},", table)
+
+
 @pytest.mark.parametrize("line", re.findall(r"`finetune (plan .*?)`", DOCUMENT))
 def test_commands_of_the_documentation_succeed(
     line: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -10,9 +10,16 @@ from estimator import Job, Machine, Target, hardware
 from estimator.models import find
 from estimator.plan import GIB
 from estimator.planning.planner import plan
-from estimator.planning.step_requests import DATA_BYTES
+from estimator.planning.step_requests import CPU_OF_A_GPU, CPU_OUTSIDE_RANKS, DATA_BYTES
 
 CLUSTER = Target(kind="kubernetes")
+
+
+@pytest.mark.parametrize("gpus", [1, 4])
+def test_a_step_requests_cores_for_each_gpu_and_for_the_processes_outside_of_ranks(gpus: int) -> None:
+    job = Job(model=find("llama-8b"), method="qlora", engine="fsdp2", global_batch_size=16)
+    made = plan(job, Target(kind="catalogue", gpu="RTX 4090", gpus=gpus, nodes=1))
+    assert made.request.cpu == CPU_OF_A_GPU * gpus + CPU_OUTSIDE_RANKS
 
 
 @pytest.mark.parametrize(("model", "nodes"), [("llama-8b", 1), ("llama-70b", 2)])
