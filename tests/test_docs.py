@@ -18,7 +18,7 @@ from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import pytest
 import typer
@@ -29,6 +29,7 @@ from benchmarks.documents import GENERATED, planned, settings_page, with_generat
 from checklist.__main__ import app as checklist_command
 from checklist.judging import thresholds
 from checklist.options import Options, build
+from decorators.arguments import INFERENCE_ARGUMENTS, OWN_ARGUMENTS, SIZE_ARGUMENTS, Role
 from estimator import models
 from estimator.cli.app import app as finetune
 from estimator.cli.app import load
@@ -198,6 +199,13 @@ def parse(arguments: list[str]) -> tuple[list[str], dict[str, list[str]]]:
 
 # ---------------------------------------------------------------------------------------------------------
 # Tests
+
+
+def test_the_page_of_gpu_profile_names_every_argument_and_every_value_of_request() -> None:
+    page = (ROOT / "docs" / "gpu-profile.md").read_text().partition("## Arguments")[2].partition("\n## ")[0]
+    arguments = {f"`{name}=`" for name in (*OWN_ARGUMENTS, *SIZE_ARGUMENTS, *INFERENCE_ARGUMENTS)}
+    roles = {f'`"{role}"`' for role in get_args(Role)}
+    assert [name for name in sorted(arguments | roles) if name not in page] == []
 
 
 def test_generated_parts_are_up_to_date() -> None:

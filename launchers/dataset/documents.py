@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -60,12 +60,14 @@ class Chunk:
     counted: NDArray[np.bool_]  # [tokens], whether a token counts in the loss
     lengths: NDArray[np.int32]  # [documents], number of tokens
     desirable: NDArray[np.bool_]  # [kept rows]
-    full_lengths: NDArray[np.int32]  # lengths of the kept rows' documents before truncation or splitting
+    # Lengths of the kept rows' documents before truncation or splitting; lower bounds of ``cut`` documents
+    full_lengths: NDArray[np.int32]
     images: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))  # files, concatenated
     image_sizes: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))  # [images], bytes
     image_counts: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))  # [documents]
     rows: int = 0
     truncated: int = 0
+    cut: int = 0  # truncated documents of which only the beginning was tokenized
     dropped: int = 0
     split: int = 0
     pieces: int = 0
@@ -95,7 +97,7 @@ class Documents:
     def __init__(self, folder: Path, per_row: int) -> None:
         folder.mkdir(parents=True)
         self.folder, self.per_row = folder, per_row
-        self.rows = self.truncated = self.dropped = self.split = self.pieces = 0
+        self.rows = self.truncated = self.cut = self.dropped = self.split = self.pieces = 0
         self.largest = -1  # largest token id
         # One value per document (desirable: per row), appended chunk by chunk
         types = {
@@ -117,7 +119,7 @@ class Documents:
         self._images.write(chunk.images.data)
         for name, column in self._columns.items():
             column.frombytes(getattr(chunk, name).tobytes())
-        for name in ("rows", "truncated", "dropped", "split", "pieces"):
+        for name in ("rows", "truncated", "cut", "dropped", "split", "pieces"):
             setattr(self, name, getattr(self, name) + getattr(chunk, name))
         if len(chunk.tokens):
             self.largest = max(self.largest, int(chunk.tokens.max()))
@@ -232,7 +234,11 @@ def tokenize(
                 processes=processes,
             )
             np.save(folder / _INDICES, stored.indices)
-            for chunk in _tokenize_in_processes(request, progress):
+            longest = np.inf if settings.task == "pretrain" else render.LONG_TEXT_CHARS
+            done_bytes = np.concatenate([[0], np.cumsum(np.minimum(stored.sizes, longest))])
+            for chunk in _tokenize_in_processes(
+                request, lambda row: progress.at(row, lambda: float(done_bytes[row] / done_bytes[-1]))
+            ):
                 documents.add(chunk)
         documents.finish()
     except BaseException:
@@ -285,6 +291,7 @@ def make_chunk(rows: Sequence[Sample], tokenizer: Any, settings: Settings, seq_l
         return _chunk_of_prompts(rows, tokenizer, seq_len)
     samples = list(rows)
     splits = settings.task == "pretrain"
+    limit = None if splits else render.TextLimit(tokens=seq_len)
     tokens: list[NDArray[np.int32]] = []
     counted: list[NDArray[np.bool_]] = []
     full_lengths: list[int] = []
@@ -292,7 +299,7 @@ def make_chunk(rows: Sequence[Sample], tokenizer: Any, settings: Settings, seq_l
     images: list[tuple[bytes, ...]] = []
     truncated = dropped = split = piece_count = 0
     for sample, (documents, desirable_row) in zip(
-        samples, _tokenized_rows(samples, tokenizer, settings), strict=True
+        samples, _tokenized_rows(samples, tokenizer, settings, limit), strict=True
     ):
         exceeds = any(len(ids) > seq_len for ids, _ in documents)
         truncated += exceeds and not splits
@@ -331,6 +338,7 @@ def make_chunk(rows: Sequence[Sample], tokenizer: Any, settings: Settings, seq_l
         **_image_arrays(images),
         rows=len(samples),
         truncated=truncated,
+        cut=0 if limit is None else limit.cut,
         dropped=dropped,
         split=split,
         pieces=piece_count,
@@ -377,7 +385,7 @@ def _chunk_of_prompts(rows: Sequence[Sample], tokenizer: Any, seq_len: int) -> C
 
 
 def _tokenized_rows(
-    samples: Sequence[Sample], tokenizer: Any, settings: Settings
+    samples: Sequence[Sample], tokenizer: Any, settings: Settings, limit: render.TextLimit | None
 ) -> Iterator[tuple[list[render.Tokens], bool]]:
     """Iterate over the tokenized documents of each row, and whether its answer is judged good."""
     pairs = settings.trains_on_pairs
@@ -390,7 +398,7 @@ def _tokenized_rows(
     single = pairs or TASKS[settings.task].judged  # the loss covers one answer per conversation
     prompt_counts = settings.train_on_prompt and not single
     documents = render.tokenize(
-        conversations, tokenizer, train_on_prompt=prompt_counts, last_turn_only=single
+        conversations, tokenizer, train_on_prompt=prompt_counts, last_turn_only=single, limit=limit
     )
     for sample in samples:
         desirable = sample.desirable if isinstance(sample, Judged) else True
@@ -435,8 +443,11 @@ class _Request:
         return self.folder / f"chunk-{number:06d}.npz"
 
 
-def _tokenize_in_processes(request: _Request, progress: Progress) -> Iterator[Chunk]:
-    """Start the tokenizing processes, and iterate over their chunks in order."""
+def _tokenize_in_processes(request: _Request, report: Callable[[int], None]) -> Iterator[Chunk]:
+    """Start the tokenizing processes, and iterate over their chunks in order.
+
+    ``report`` receives the number of rows that are done.
+    """
     count, limit_s = len(request.boundaries) - 1, request.settings.resources.hang_timeout_s
     with contextlib.ExitStack() as running:
         workers = [
@@ -470,11 +481,11 @@ def _tokenize_in_processes(request: _Request, progress: Progress) -> Iterator[Ch
                         f"not tokenized within {limit_s:g} s.",
                         "Raise resources.hang_timeout_s if this machine is that slow.",
                     )
-                progress.at(request.boundaries[number])
+                report(request.boundaries[number])
                 time.sleep(_POLL_S)
             yield Chunk.load(path)
             path.unlink()
-            progress.at(request.boundaries[number + 1])
+            report(request.boundaries[number + 1])
 
 
 def _worker_error(worker: subprocess.Popen[bytes], log: Path) -> UserError:

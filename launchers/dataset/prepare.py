@@ -203,13 +203,15 @@ def summary(info: PreparedInfo, dataset: str) -> str:
     lines = [
         f"{dataset}: {samples:,} {kinds[0]}, {info.tokens:,} tokens{counted}",
         f"tokens {kinds[1]}: min {info.shortest:,}, median {info.median:,}, 95 % up to {info.p95:,}, "
-        f"max {info.longest:,} (limit {info.seq_len:,})",
+        f"max {info.longest:,}{' or more' * bool(info.cut_documents)} (limit {info.seq_len:,})",
     ]
     if info.truncated_rows:
         position = "before their last" if TASKS[info.task].draws_answers else "at"
         lines.append(
             f"truncated {position} {info.seq_len:,} tokens: {info.truncated_rows:,} rows ({share:.1%})"
         )
+        if info.cut_documents:
+            lines[-1] += f"; {info.cut_documents:,} of more than {render.LONG_TEXT_CHARS:,} characters"
     elif info.split_rows:
         lines.append(
             f"split at {info.seq_len:,} tokens: {info.split_rows:,} documents, into {info.pieces:,} pieces"
@@ -427,6 +429,7 @@ def _write(
         tokens=int(lengths.tokens.sum()),
         label_tokens=writer.label_tokens,
         truncated_rows=documents.truncated,
+        cut_documents=documents.cut,
         longest_row=int(lengths.widths.max()),
         seq_len=seq_len,
         packed=settings.packing is True,

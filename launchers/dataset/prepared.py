@@ -72,6 +72,7 @@ class PreparedInfo:
     median: int = 0
     p95: int = 0
     longest: int = 0
+    cut_documents: int = 0  # very long documents of which only the beginning was tokenized
     content: str = ""  # image data: hash of the rows alone, the input of latents and text embeddings
 
 

@@ -10,6 +10,7 @@ from estimator.formatting import format_duration
 from estimator.terminal import print
 
 EVERY_S = 5.0
+LEAST_SHARE = 0.02  # for an estimate of the time left, which includes the start of processes
 
 
 class Progress:
@@ -35,5 +36,7 @@ class Progress:
         line = f"{self._name}: {count:,}{total} {self._unit}"
         if not share:
             return line
+        if share < LEAST_SHARE:
+            return f"{line}, {share:.0%}"
         remaining = seconds * (1 - min(share, 1.0)) / share
         return f"{line}, {share:.0%}, {format_duration(remaining)} left"

@@ -7,7 +7,7 @@ import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -32,6 +32,7 @@ TEMPLATE_LIMIT_S = 10.0  # CPU time limit for rendering one chat, which usually 
 TEMPLATE_LIMIT_BYTES = 2**29  # memory limit for rendering one chat
 _MAX_EXPANSION = 20  # maximum ratio of a rendered chat's characters to the chat's
 _ALWAYS_ALLOWED_CHARS = 2**20  # rendered characters that are allowed at any ratio
+LONG_TEXT_CHARS = 2**20  # shorter texts are always tokenized completely, in about a second
 _REFERENCE_CHARS = 2000  # maximum length of the reference for a plain-text prompt, the text that follows it
 
 # Template for base models, whose tokenizers have none; section names of Stanford Alpaca
@@ -103,12 +104,39 @@ Tokens = tuple[
 ]  # token ids of a row, and whether each counts in the loss
 
 
+@dataclass(kw_only=True, slots=True)
+class TextLimit:
+    """Limit of rendered texts that are truncated after tokenization.
+
+    Tokenizing a text takes time and memory in proportion to its length. A text above
+    :data:`LONG_TEXT_CHARS` characters is cut at twice the characters that ``tokens`` of the longest token of
+    the vocabulary have: cutting a text can change only tokens next to the cut. If the rest has no more than
+    ``tokens`` tokens (a tokenizer may remove characters), the complete text is tokenized.
+    """
+
+    tokens: int
+    """Number of tokens that are kept."""
+    cut: int = 0
+    """Number of texts cut so far."""
+    _chars: int = 0
+
+    def cut_at(self, text: str, tokenizer: Any) -> int | None:
+        """Return the position at which to cut a rendered text; None to keep it."""
+        if len(text) <= LONG_TEXT_CHARS:
+            return None
+        if not self._chars:
+            self._chars = 2 * self.tokens * max(map(len, tokenizer.get_vocab()))
+        position = max(self._chars, LONG_TEXT_CHARS)
+        return position if position < len(text) else None
+
+
 def tokenize(
     conversations: Sequence[Conversation],
     tokenizer: Any,
     *,
     train_on_prompt: bool = False,
     last_turn_only: bool = False,
+    limit: TextLimit | None = None,
 ) -> Iterator[Tokens]:
     """Tokenize conversations, with masks of the tokens that count in the loss.
 
@@ -118,15 +146,19 @@ def tokenize(
     If the chat template marks the assistant's text with ``{% generation %}``, the marked tokens count;
     without marks, white space after the token that ends a turn does not count. The first token of a row never
     counts, because nothing predicts it. An end-of-sequence token is appended if the chat template has not
-    ended the last turn.
+    ended the last turn. ``limit``: the beginning of long texts is sufficient.
     """
     for start in range(0, len(conversations), _BATCH):
         batch = conversations[start : start + _BATCH]
-        yield from _tokenize(batch, tokenizer, train_on_prompt, last_turn_only)
+        yield from _tokenize(batch, tokenizer, train_on_prompt, last_turn_only, limit)
 
 
 def _tokenize(
-    conversations: Sequence[Conversation], tokenizer: Any, train_on_prompt: bool, last_turn_only: bool
+    conversations: Sequence[Conversation],
+    tokenizer: Any,
+    train_on_prompt: bool,
+    last_turn_only: bool,
+    limit: TextLimit | None = None,
 ) -> Iterator[Tokens]:
     """Tokenize one batch of conversations (:func:`tokenize`)."""
     turn_end = _TurnEnd(tokenizer)
@@ -136,19 +168,31 @@ def _tokenize(
         _expand_images(item, tokenizer, *_render(item, tokenizer, turns))
         for item, turns in zip(conversations, turns_by_row, strict=True)
     ]
+    cut_rows = [False] * len(conversations)
+    if limit is not None:
+        for number, (conversation, (text, cuts)) in enumerate(zip(conversations, rendered, strict=True)):
+            position = None if conversation.images else limit.cut_at(text, tokenizer)
+            if position is not None:
+                rendered[number] = text[:position], [cut for cut in cuts if cut < position]
+                cut_rows[number] = True
     chats = [text for (text, _), c in zip(rendered, conversations, strict=True) if c.messages]
-    texts = [c.text for c in conversations if c.text is not None]
+    texts = [text for (text, _), c in zip(rendered, conversations, strict=True) if c.text is not None]
     chat_ids = iter(_token_ids(tokenizer, chats, special=False))
     text_ids = iter(_token_ids(tokenizer, texts, special=True))
     prefixes = iter(
         _token_ids(tokenizer, [text[:cut] for text, cuts in rendered for cut in cuts], special=False)
     )
-    for conversation, (text, cuts) in zip(conversations, rendered, strict=True):
+    for conversation, (text, cuts), is_cut in zip(conversations, rendered, cut_rows, strict=True):
         ids = next(chat_ids) if conversation.messages else _trim_part(next(text_ids), conversation, tokenizer)
         prefix_ids = [next(prefixes) for _ in cuts]
         bounds = [len(prefix) for prefix in prefix_ids]
         if any(ids[: len(prefix)] != prefix for prefix in prefix_ids):
             ids, bounds = _tokenize_parts(conversation, tokenizer, text, cuts)
+        if is_cut and limit is not None:
+            if len(ids) <= limit.tokens:
+                yield from _tokenize([conversation], tokenizer, train_on_prompt, last_turn_only)
+                continue
+            limit.cut += 1
         counted = np.zeros(len(ids) + 1, dtype=np.bool_)
         count_all = train_on_prompt or not conversation.messages
         counted[:] = count_all

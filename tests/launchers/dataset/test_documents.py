@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from estimator.errors import UserError
-from launchers.dataset import documents
+from launchers.dataset import documents, render
 from launchers.dataset.documents import Documents, tokenize
 from launchers.dataset.prepare import prepare
 from launchers.dataset.render import load_tokenizer
@@ -55,6 +55,29 @@ def test_a_chunk_ends_at_the_maximum_number_of_rows_or_bytes(monkeypatch: pytest
     monkeypatch.setattr(documents, "CHUNK_BYTES", 10)
     assert documents._chunk_boundaries(np.array([1, 1, 1, 1, 8, 2, 99, 1])) == [0, 3, 5, 6, 7, 8]
     assert documents._chunk_boundaries(np.array([])) == [0]
+
+
+def test_a_very_long_text_gives_the_same_tokens_although_its_end_is_not_tokenized(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = " ".join(f"word{number}" for number in range(5_000))
+    rows = [
+        parse({"prompt": "Tell", "completion": words}, 1),
+        parse({"prompt": "Tell", "completion": "0aF" * 9_000}, 2),  # a single word
+        parse({"prompt": words, "completion": "yes"}, 3),
+        parse({"prompt": " " * 20_000 + "Tell", "completion": "yes"}, 4),  # trimmed by the template
+        parse({"text": words}, 5),
+        *chats(3),
+    ]
+    settings = build({"global_batch_size": 4})
+    tokenizer = load_tokenizer(model, settings)
+    complete = tokenize(rows, model, tokenizer, settings, 48, tmp_path / "complete")
+    monkeypatch.setattr(render, "LONG_TEXT_CHARS", 2_000)
+    limited = tokenize(rows, model, tokenizer, settings, 48, tmp_path / "limited")
+    assert (complete.cut, limited.cut) == (0, 4)
+    assert content(limited) == content(complete)
+    assert (limited.truncated, limited.dropped) == (complete.truncated, complete.dropped) == (4, 1)
+    assert max(limited.full_lengths) < max(complete.full_lengths) / 4
 
 
 def test_preparation_leaves_no_temporary_documents_in_its_folder(model: Path, tmp_path: Path) -> None:

@@ -29,11 +29,12 @@ def test_without_a_row_count_progress_is_the_share_of_bytes_read(
     clock: list[float], capsys: pytest.CaptureFixture[str]
 ) -> None:
     line = Progress("reading d.jsonl")
-    for seconds, done, share in ((10, 7, 0.1), (20, 8, 0.0), (60, 9, 1.5)):
+    for seconds, done, share in ((10, 7, 0.1), (20, 8, 0.0), (40, 8, 0.01), (60, 9, 1.5)):
         clock.append(seconds)
         line.at(done, lambda share=share: share)  # type: ignore[misc]
     assert capsys.readouterr().err.splitlines() == [
         "reading d.jsonl: 7 rows, 10%, 90 s left",
         "reading d.jsonl: 8 rows",
+        "reading d.jsonl: 8 rows, 1%",
         "reading d.jsonl: 9 rows, 150%, 0.0 s left",
     ]
