@@ -302,9 +302,9 @@ def planned_families() -> str:
     trained = dict.fromkeys(row.family for row in rows if row.part == "families")
     rest = [family for family in models.FAMILIES if family not in trained]
     sentence = (
-        "A text-only model works by Hugging Face id, as a folder or from S3, in 16 or 32 bits, if its "
-        f"`config.json` has one of these values of `model_type`: {listed(trained, 'or')}. Models of type "
-        f"{listed(rest)} can be planned for, not trained."
+        "A text-only model works by Hugging Face id, as a folder or from S3, in 16 or 32 bits, if the "
+        f"`model_type` of its `config.json` is one of the {len(trained)} families in "
+        f"[support.md](support.md#families). Models of type {listed(rest)} can be planned for, not trained."
     )
     more = (
         f"The {len(untried.classes())} other causal models of transformers 5.23 "
