@@ -186,26 +186,30 @@ def runs_somewhere(model: str) -> bool:
 def proofs() -> str:
     """Return the families that each engine has trained, from benchmarks/results/support.csv."""
     rows = [row for row in support_table.read() if row.part == "families"]
-    heads = [(engine, method) for engine in ("deepspeed", "fsdp2") for method in ("full", "lora", "packing")]
-    families = {(row.family, row.engine, row.method): row.result for row in rows}
-    results = {
-        family: [families[family, engine, method] for engine, method in heads]
-        for family in dict.fromkeys(row.family for row in rows)
-    }
-    titles = [f"{engine} {method}" for engine, method in heads]
-    return "\n\n".join([_yes_or_no("Families", titles, results), _releases(rows)])
+    results = {(row.family, row.engine, row.method): row.result for row in rows}
+    table = _results_table("Families", ("deepspeed", "fsdp2"), ("full", "lora", "packing"), results)
+    return f"{table}\n\n{_releases(rows)}"
 
 
-def _yes_or_no(title: str, columns: Sequence[str], results: Mapping[str, Sequence[str]]) -> str:
-    """Format rows of results, those with equal cells as one row, then the reasons for refusals."""
-    lines = [f"| {title} | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
+def _results_table(
+    title: str, engines: Sequence[str], columns: Sequence[str], results: Mapping[tuple[str, str, str], str]
+) -> str:
+    """Format what each engine runs, rows with equal cells as one row, then the reasons for refusals.
+
+    ``results``: (name, engine, column) -> result.
+    """
     equal: dict[tuple[str, ...], list[str]] = {}
     names_of: dict[str, list[str]] = {}
-    for name, cells in results.items():
-        shown = tuple("yes" if cell == support_table.RUNS else "no" for cell in cells)
-        equal.setdefault(shown, []).append(f"`{name}`")
-        for clause in dict.fromkeys(cell for cell in cells if cell != support_table.RUNS):
+    for name in dict.fromkeys(name for name, _, _ in results):
+        cells = []
+        for engine in engines:
+            run = [column for column in columns if results[name, engine, column] == support_table.RUNS]
+            cells.append(", ".join(run) or "no")
+        equal.setdefault(tuple(cells), []).append(f"`{name}`")
+        refused = [results[name, engine, column] for engine in engines for column in columns]
+        for clause in dict.fromkeys(result for result in refused if result != support_table.RUNS):
             names_of.setdefault(_general(clause, name), []).append(f"`{name}`")
+    lines = [f"| {title} | {' | '.join(engines)} |", "|---" * (len(engines) + 1) + "|"]
     lines += [f"| {', '.join(names)} | {' | '.join(shown)} |" for shown, names in equal.items()]
     reasons = [textwrap.fill(f"- {', '.join(names)}: {clause}.", WIDTH) for clause, names in names_of.items()]
     return "\n".join([*lines, *([""] if reasons else []), *reasons])
@@ -218,8 +222,15 @@ def _releases(rows: Sequence[support_table.Row]) -> str:
 def proved_methods() -> str:
     """Build the table of methods that each engine has trained with tiny-llama (results/support.csv)."""
     rows = [row for row in support_table.read() if row.part == "methods"]
-    table = _proved("Method", {(row.method, row.engine, row.nodes): row.result for row in rows})
-    return f"{table}\n\n{_releases(rows)}"
+    results = {(row.method, row.engine, _nodes(row)): row.result for row in rows}
+    return f"{_results_table('Method', ANSWERING, NODES, results)}\n\n{_releases(rows)}"
+
+
+NODES = ("1 node", "2 nodes")
+
+
+def _nodes(row: support_table.Row) -> str:
+    return NODES[row.nodes - 1]
 
 
 def proved_tasks() -> str:
@@ -232,21 +243,10 @@ def proved_tasks() -> str:
         (ANSWERING, [row for row in answering if row.part in ("methods", "tasks")]),
         (["trl"], [row for row in rows if row.engine == "trl" and row.part == "tasks"]),
     ):
-        results = {(f"{row.task} {row.method}", row.engine, row.nodes): row.result for row in chosen}
-        tables.append(_proved("Task", results, engines_of))
+        results = {(f"{row.task} {row.method}", row.engine, _nodes(row)): row.result for row in chosen}
+        tables.append(_results_table("Task", engines_of, NODES, results))
     tested = [row for row in rows if row.part == "tasks"]
     return "\n\n".join([*tables, _releases(tested)])
-
-
-def _proved(title: str, results: dict[tuple[str, str, int], str], names: Sequence[str] = ANSWERING) -> str:
-    """Format (name, engine, nodes) -> result as a table of engines."""
-    heads = [(engine, nodes) for engine in names for nodes in (1, 2)]
-    titles = [f"{engine}, {nodes} node{'s' * (nodes > 1)}" for engine, nodes in heads]
-    rows = {
-        name: [results[name, engine, nodes] for engine, nodes in heads]
-        for name in dict.fromkeys(name for name, _, _ in results)
-    }
-    return _yes_or_no(title, titles, rows)
 
 
 def models_by_engine() -> str:
@@ -261,10 +261,14 @@ def models_by_engine() -> str:
         else:
             clause = refusal(name, "deepspeed", "full") or ""
             planned_only.setdefault(clause.replace(name, "it"), []).append(f"`{name}`")
-    head = " | ".join(f"{', '.join(engines)} {method}" for engines, method in COLUMNS)
-    lines = [f"| Models | {head} | Refused, because |", "|---" * (len(COLUMNS) + 2) + "|"]
+    heads = list(dict.fromkeys(engines for engines, _ in COLUMNS))
+    lines = [f"| Models | {' | '.join(map(', '.join, heads))} | Refused, because |"]
+    lines.append("|---" * (len(heads) + 2) + "|")
     for general, names in groups.items():
-        cells = ["no" if reason else "yes" for reason in general]
+        methods: dict[tuple[str, ...], list[str]] = {engines: [] for engines in heads}
+        for (engines, method), reason in zip(COLUMNS, general, strict=True):
+            methods[engines] += [] if reason else [method]
+        cells = [", ".join(methods[engines]) or "no" for engines in heads]
         clauses = dict.fromkeys(reason for reason in general if reason)
         lines.append(f"| {', '.join(names)} | {' | '.join(cells)} | {'; '.join(clauses)} |")
     lines += ["", "No engine trains these; `finetune plan` plans for them.", ""]
@@ -298,9 +302,9 @@ def planned_families() -> str:
     trained = dict.fromkeys(row.family for row in rows if row.part == "families")
     rest = [family for family in models.FAMILIES if family not in trained]
     sentence = (
-        "A text-only model works by Hugging Face id, as a folder or from S3, in 16 or 32 bits, if its "
-        f"`config.json` has one of these values of `model_type`: {listed(trained, 'or')}. Models of type "
-        f"{listed(rest)} can be planned for, not trained."
+        "A text-only model works by Hugging Face id, as a folder or from S3, in 16 or 32 bits, if the "
+        f"`model_type` of its `config.json` is one of the {len(trained)} families in "
+        f"[support.md](support.md#families). Models of type {listed(rest)} can be planned for, not trained."
     )
     more = (
         f"The {len(untried.classes())} other causal models of transformers 5.23 "

@@ -60,8 +60,8 @@ def _estimate(model: str, method: str) -> float:
 
 def table() -> str:
     """Build rows of GPUs and columns of models; a cell has the method and the GiB that each GPU needs."""
-    lines = ["| GPUs of one machine | Memory of each |" + "".join(f" {model} |" for model in MODELS)]
-    lines.append("|---" * (2 + len(MODELS)) + "|")
+    lines = ["| GPUs of one machine |" + "".join(f" {model} |" for model in MODELS)]
+    lines.append("|---" * (1 + len(MODELS)) + "|")
     for count, gpu in GPUS:
         plans = [first_plan(model, count, gpu) for model in MODELS]
         (memory, *_) = (plan.prediction.memory.capacity_bytes or 0 for plan in plans if plan)
@@ -69,5 +69,5 @@ def table() -> str:
             f"{plan.method}, {plan.prediction.memory.needs_bytes / GIB:.1f}" if plan else "-"
             for plan in plans
         ]
-        lines.append(f"| {count} x {gpu} | {memory / GIB:.1f} GiB | {' | '.join(cells)} |")
+        lines.append(f"| {count} x {gpu}, {memory / GIB:.1f} GiB | {' | '.join(cells)} |")
     return "\n".join(lines)

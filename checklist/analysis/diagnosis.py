@@ -244,8 +244,8 @@ def _pairs_to_repeat(
     """Return ordered pairs to measure in isolation: controls, then suspect nodes, then links, worst first.
 
     ``levels``: bounds and faults at the slow threshold, then at the slight one. In a large run, other
-    traffic slows more links than can be measured again. All suspect nodes are measured again, and come first;
-    links follow up to ``MAX_RERUNS`` pairs.
+    traffic slows more links than can be measured again. All suspect nodes are measured again, before links;
+    links are limited to ``MAX_RERUNS`` pairs.
     """
     selected: list[tuple[int, int]] = []
     budget = MAX_RERUNS

@@ -320,7 +320,7 @@ def _loop(engine: str, job: Job, processes: int) -> str | None:
             f"({packing_reason})"
         )
     if method.quantized and model.experts and family_of(model.family).experts_stay_16_bit:
-        return f"qlora: experts of {model.family} models stay in 16 bits, and are most of {model.name}"
+        return f"qlora: experts of {model.family} models stay in 16 bits, and are most of the weights"
     if job.fp8 != "none":
         if not spec.fp8:
             return _fp8_needs_engine(job)

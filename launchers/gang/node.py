@@ -110,7 +110,7 @@ class _OutcomeReport:
         self._done_sent = self._failure_sent = False
 
     def poll(self) -> None:
-        """Report what is due. Raises UserError if the last checkpoint takes too long to upload."""
+        """Report a failed upload or the end of training. Raises UserError if the last upload is too slow."""
         if self._uploads.error is not None and not self._failure_sent:
             self._failure_sent = True
             self._control.report(Failed(failure=self._task_failure(self._uploads.error)))
