@@ -73,6 +73,10 @@ class SharedOptions:
         ),
     ] = False
 
+    def __post_init__(self) -> None:
+        if self.vision is None and (self.images_per_row, self.image_size) != (1, IMAGE_SIDE):
+            raise UserError("--images-per-row and --image-size need --vision.", "Add --vision frozen.")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SetupOptions(SharedOptions):

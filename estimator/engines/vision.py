@@ -16,7 +16,8 @@ def reasons(job: Job) -> list[str]:
     tower = job.model.vision
     if tower is None:
         return [
-            f"vision {job.vision}: {job.model.name}'s tower is not in the memory, as its shape is unknown"
+            f"vision {job.vision}: {job.model.name}'s tower is not in the memory, as the model table has no "
+            "shape of it; a folder with the model's config.json has"
         ]
     tokens = tower.tokens_of(job.image_size, job.image_size)
     total = job.images_per_row * tokens

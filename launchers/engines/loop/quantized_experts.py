@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from math import prod
 from typing import Any
 
@@ -57,7 +57,8 @@ class QuantizedExperts(nn.Module):
         values = values * top_k_weights.reshape(-1)[order, None]
         places = torch.empty_like(order)
         places[order] = torch.arange(len(order), device=order.device)
-        return values[places].view(len(hidden_states), top_k, -1).sum(dim=1).to(hidden_states.dtype)
+        result: torch.Tensor = values[places].view(len(hidden_states), top_k, -1).sum(dim=1)
+        return result.to(hidden_states.dtype)
 
     def _products(
         self, name: str, inputs: torch.Tensor, expert_ids: torch.Tensor, ends: torch.Tensor
@@ -102,8 +103,10 @@ def product(
 
     scales = {"absmax": absmax} | ({} if absmax2 is None else {"absmax2": absmax2})
     matrix = torch.Size((shape[0] * shape[1], shape[2]))
-    weight = quantized.unpacked(packed_weight.detach(), scales, kind, matrix).view(shape)
-    return _grouped_mm(inputs, weight if transposed else weight.transpose(-2, -1), offs=ends)
+    chosen: Any = kind  # custom operators take plain strings
+    weight = quantized.unpacked(packed_weight.detach(), scales, chosen, matrix).view(shape)
+    products: torch.Tensor = _grouped_mm(inputs, weight if transposed else weight.mT, offs=ends)
+    return products
 
 
 @product.register_fake
@@ -136,7 +139,8 @@ product.register_autograd(_backward, setup_context=_save_for_backward)
 def replace(network: nn.Module, kind: LaunchedQuantization) -> None:
     """Turn each experts module into :class:`QuantizedExperts` with uninitialized weights."""
     for module, tensors in _experts(network):
-        module.__class__ = _quantized_class(type(module))
+        family: type[nn.Module] = type(module)
+        module.__class__ = _quantized_class(family)
         module.kind, module.shapes = kind, {name: weight.shape for name, weight in tensors.items()}
         for name, weight in tensors.items():
             empty, scales = quantized.empty_like(weight.flatten(end_dim=1), kind)
@@ -145,7 +149,7 @@ def replace(network: nn.Module, kind: LaunchedQuantization) -> None:
                 module.register_buffer(f"{name}_{scale}", values, persistent=False)
 
 
-@lru_cache
+@cache
 def _quantized_class(family: type[nn.Module]) -> type[nn.Module]:
     return type(f"Quantized{family.__name__}", (QuantizedExperts, family), {})
 

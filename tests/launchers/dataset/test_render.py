@@ -75,9 +75,8 @@ class TestTemplatesThatAreCode:
             add_generation_prompt=True,
         )
         begin, end = tokenizer.bos_token, tokenizer.eos_token
-        assert rendered == (
-            f"{begin}Be brief.<｜User｜>Hi<｜Assistant｜></think>Hello{end}<｜User｜>1+1?<｜Assistant｜></think>"
-        )
+        user, answer = "<\uff5cUser\uff5c>", "<\uff5cAssistant\uff5c></think>"  # with wide bars
+        assert rendered == f"{begin}Be brief.{user}Hi{answer}Hello{end}{user}1+1?{answer}"
         assert counted_text(chat("Hi", "Hello"), tokenizer) == f"Hello{end}"
 
 
