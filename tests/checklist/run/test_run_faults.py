@@ -28,9 +28,8 @@ EVERY_CHANGE = (
     "healthy",
     "slow host",
     "loses 3 % of its packets",
-    "half of the ports are blocked",
     "rank hangs",
-)
+)  # blocked ports: checks/network/test_open_ports_*.py
 CASES = [
     pytest.param(case, id=case.name, marks=() if case.name in EVERY_CHANGE else pytest.mark.nightly)
     for case in network_faults.CASES

@@ -24,7 +24,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any, TextIO
 from unittest import mock
 
@@ -94,7 +94,7 @@ def run_script(code: str, folder: Path) -> list[Any]:
         {
             "environment": group | {"RANK": file.name},
             "script": _SCRIPT.format(code=code),
-            "output": str(file),
+            "arguments": [str(file)],
             "log": str(file.with_suffix(".log")),
         }
         for file in files
@@ -105,17 +105,19 @@ def run_script(code: str, folder: Path) -> list[Any]:
 
 
 @contextlib.contextmanager
-def module_started(module: str, request: Path, log: Path, **_: Any) -> Iterator[Any]:
-    """Replace :func:`launchers.cluster.processes.started`: a fork runs the module to its end, on the CPU."""
+def _started(module: str, request: Path, log: Path, **_: Any) -> Iterator[Any]:
     script = f"import runpy\nrunpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
-    rank = {"environment": {}, "script": script, "output": str(request), "log": str(log)}
-    (code,), _ = _run("scripts", "", [rank], limit_s=300)
+    rank = {"environment": {}, "script": script, "arguments": [str(request)], "log": str(log)}
+    (code,), _output = _run("scripts", "", [rank], limit_s=300)
     yield SimpleNamespace(poll=lambda: code, returncode=code)
 
 
-def forked_modules() -> Any:
-    """Return a context in which parts of a precomputation are computed by forks, without imports."""
-    return mock.patch.object(parts, "started", module_started)
+def forked_processes(module: ModuleType = parts) -> Any:
+    """Return a context in which ``started`` of a module runs its process as a fork, which has torch imported.
+
+    The process has ended when ``started`` returns it.
+    """
+    return mock.patch.object(module, "started", _started)
 
 
 def _train(
@@ -255,8 +257,8 @@ def _train_jobs(engine: str, jobs: list[str], entry: str) -> int:
     return sum(_failed(train, TrainJob.load(Path(job))) for job in jobs)
 
 
-def _run_code(script: str, output: str) -> int:
-    sys.argv[1:] = [output]
+def _run_code(script: str, arguments: list[str]) -> int:
+    sys.argv[1:] = arguments
     exec(script, {"__name__": "__main__"})  # noqa: S102 the code of a test
     return 0
 

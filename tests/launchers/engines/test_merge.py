@@ -88,7 +88,7 @@ def test_a_failed_merge_leaves_no_partial_file_and_the_next_merge_starts_over(
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [path.name for path in base]
 
 
-# A model of 3 files of some 100 MB; the adapter has rank 8 on every linear layer. Prints the resident memory
+# A model of 3 files of some 50 MB; the adapter has rank 8 on every linear layer. Prints the resident memory
 # before the merge, and its peak while it lasted, mapped pages included.
 MERGE = """
 import ctypes, json, sys
@@ -102,7 +102,7 @@ def resident(name):
     return int(lines[name].split()[0]) * 1024
 
 folder, out = map(Path, sys.argv[1:])
-layers, parts, width, middle, heads = 36, 3, 512, 2048, 8
+layers, parts, width, middle, heads = 18, 3, 512, 2048, 8
 config = LlamaConfig(vocab_size=512, hidden_size=width, intermediate_size=middle, num_hidden_layers=layers,
                      num_attention_heads=heads, num_key_value_heads=heads, max_position_embeddings=128)
 with torch.device("meta"):
@@ -143,7 +143,7 @@ print(json.dumps({"before": before, "peak": resident("VmHWM"), "linear": len(lin
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_merge_needs_less_memory_than_one_and_a_half_files_of_the_base(tmp_path: Path) -> None:
-    folder = tmp_path / "base-of-300-mb"
+    folder = tmp_path / "base-of-150-mb"
     done = subprocess.run(
         [sys.executable, "-c", MERGE, str(folder), str(tmp_path / "out")],
         env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
@@ -155,7 +155,7 @@ def test_a_merge_needs_less_memory_than_one_and_a_half_files_of_the_base(tmp_pat
     measured_peak = json.loads(done.stdout.splitlines()[-1])
     shards = [path.stat().st_size for path in folder.glob("*.safetensors")]
     assert len(shards) == 3
-    assert min(shards) > 90 * MIB
+    assert min(shards) > 45 * MIB
     assert measured_peak["peak"] - measured_peak["before"] < 1.5 * max(shards)
     merged, base = load(tmp_path / "out" / "model"), {}
     for path in folder.glob("*.safetensors"):

@@ -32,7 +32,10 @@ from launchers.evaluation.held_out import Score
 from launchers.models import tiny_llama
 from launchers.settings import Settings
 from tests.lab.configs import config
+from tests.launchers.engines import ranks
 from tests.launchers.engines.loop import runs
+
+MODULE = sys.modules["launchers.evaluation.evaluate"]
 
 
 def rows() -> list[prepared.Row]:
@@ -111,7 +114,8 @@ def request(base: Path, finetuned: Path, data: Path, work: Path) -> EvaluationRe
 def test_both_models_are_evaluated_over_all_labels_and_answer_prompts(
     tmp_path: Path, base: Path, finetuned: Path
 ) -> None:
-    result = evaluate(request(base, finetuned, hold_out(tmp_path / "data"), tmp_path / "work"))
+    with ranks.forked_processes(MODULE):
+        result = evaluate(request(base, finetuned, hold_out(tmp_path / "data"), tmp_path / "work"))
     assert result.base.loss == pytest.approx(loss_one_by_one(base), rel=1e-5)
     assert result.finetuned.loss == pytest.approx(loss_one_by_one(finetuned), rel=1e-5)
     assert result.base.rows == 6
@@ -139,7 +143,8 @@ def test_an_adapter_that_cannot_be_merged_is_evaluated_on_its_base(tmp_path: Pat
     adapter_v2.save({name: each.detach() for name, each in trained.items()}, shape, adapter)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(base / name, adapter / name)
-    result = evaluate(request(base, adapter, hold_out(tmp_path / "data"), tmp_path / "work"))
+    with ranks.forked_processes(MODULE):
+        result = evaluate(request(base, adapter, hold_out(tmp_path / "data"), tmp_path / "work"))
     assert result.base.loss == pytest.approx(loss_one_by_one(base), rel=1e-5)
     assert result.finetuned.loss == pytest.approx(loss_of(model), rel=1e-5)
     assert abs(result.finetuned.loss - result.base.loss) > 1e-3
@@ -151,7 +156,7 @@ def test_an_export_that_does_not_load_is_a_user_error(tmp_path: Path, base: Path
     broken = tmp_path / "broken"
     shutil.copytree(base, broken)
     os.truncate(broken / "model.safetensors", 1000)
-    with pytest.raises(UserError, match=f"evaluation of {broken} failed"):
+    with ranks.forked_processes(MODULE), pytest.raises(UserError, match=f"evaluation of {broken} failed"):
         evaluate(request(base, broken, hold_out(tmp_path / "data"), tmp_path / "work"))
 
 
@@ -166,7 +171,7 @@ def test_an_evaluation_that_exceeds_its_time_limit_is_ended(tmp_path: Path, base
 def test_without_held_out_rows_the_export_is_loaded_and_progress_is_printed(
     tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys.modules["launchers.evaluation.evaluate"], "PROGRESS_INTERVAL_S", 0.3)
+    monkeypatch.setattr(MODULE, "PROGRESS_INTERVAL_S", 0.3)
     (tmp_path / "data").mkdir()
     result = evaluate(request(base, base, tmp_path / "data", tmp_path / "work"))
     assert (result.base, result.finetuned, result.answers) == (None, None, ())

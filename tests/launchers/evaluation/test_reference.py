@@ -102,7 +102,7 @@ def test_two_nodes_divide_the_parts_and_both_get_all_of_them(tmp_path: Path, job
         files[node] = reference.precompute(job, address(node, 2), store, tmp_path / f"node-{node}")
 
     threads = [threading.Thread(target=run, args=(node,)) for node in (0, 1)]
-    with ranks.forked_modules():
+    with ranks.forked_processes():
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -165,7 +165,7 @@ def test_finished_parts_are_not_computed_again_after_kill_9(
     running.join(300)
     stored_parts = len(store.keys("reference"))
     assert stored_parts >= 1
-    with ranks.forked_modules():
+    with ranks.forked_processes():
         file = reference.precompute(job, address(), store, tmp_path / "second")
     assert np.load(file).shape == (PAIRS, 2)
     if caught:  # it was killed before it had done all
@@ -178,5 +178,5 @@ def test_an_unreadable_model_is_reported_in_one_line(tmp_path: Path, job: TrainJ
     model = shutil.copytree(job.model_dir, tmp_path / "model")
     (model / "model.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0nothing!")
     job = dataclasses.replace(job, model_dir=model)
-    with ranks.forked_modules(), pytest.raises(UserError, match="The reference could not be computed"):
+    with ranks.forked_processes(), pytest.raises(UserError, match="The reference could not be computed"):
         reference.precompute(job, address(), LocalStorage(tmp_path / "store"), tmp_path / "first")

@@ -65,7 +65,7 @@ def fetch_latents(job: TrainJob, folder: Path, address: NodeAddress | None = Non
     """Return the latents of the images of a job, with a store in ``folder``."""
     alone = NodeAddress(node=0, nodes=1, main_host="127.0.0.1", ports=(), secret=Secret(""), run="test")
     store = LocalStorage(folder / "store")
-    with ranks.forked_modules():
+    with ranks.forked_processes():
         return latents.precompute(job, address or alone, store, folder / "latents")
 
 

@@ -19,11 +19,12 @@ from tests.launchers.engines.loop import families, runs
 
 pytestmark = pytest.mark.slow
 NIGHTLY = pytest.mark.nightly
+METHODS = ("full", "lora")
 STEPS = 6
 CLOSE = 2e-6  # relative; the order of a sum of fp32 differs between layouts
 
 
-@pytest.fixture(scope="module", params=["full", "lora"])
+@pytest.fixture(scope="module", params=METHODS)
 def reference_run(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, model: Path, data: Path
 ) -> TrainJob:
@@ -68,14 +69,18 @@ def test_no_layout_changes_the_losses(
 
 
 @pytest.mark.parametrize(
-    ("options", "settings", "close"),
+    ("reference_run", "options", "settings", "close"),
     [
-        ({"precision": "bf16-mixed"}, {}, 1e-3),
-        ({"precision": "fp16-mixed"}, {}, 1e-3),
-        ({}, {"fp8": "tensorwise"}, 1e-2),
-        ({"world": 1, "micro": 4, "sharding": "none"}, {"fp8": "rowwise"}, 1e-2),
+        pytest.param(method, *case, marks=[] if method == each_change else NIGHTLY, id=f"{method}-{name}")
+        for method in METHODS
+        for name, each_change, case in (
+            ("bf16-mixed", "full", ({"precision": "bf16-mixed"}, {}, 1e-3)),
+            ("fp16-mixed", "lora", ({"precision": "fp16-mixed"}, {}, 1e-3)),
+            ("tensorwise", "full", ({}, {"fp8": "tensorwise"}, 1e-2)),
+            ("rowwise", "lora", ({"world": 1, "micro": 4, "sharding": "none"}, {"fp8": "rowwise"}, 1e-2)),
+        )
     ],
-    ids=["bf16-mixed", "fp16-mixed", "tensorwise", "rowwise"],
+    indirect=["reference_run"],
 )
 def test_lower_precision_has_the_losses_of_fp32_within_its_tolerance(
     tmp_path: Path, reference_run: TrainJob, options: dict[str, Any], settings: dict[str, Any], close: float

@@ -240,7 +240,7 @@ def with_reference(job: TrainJob, folder: Path) -> TrainJob:
         return job
     alone = NodeAddress(node=0, nodes=1, main_host="127.0.0.1", ports=(), secret=Secret(""), run="test")
     store = LocalStorage(folder / "store")
-    with ranks.forked_modules():
+    with ranks.forked_processes():
         job = dataclasses.replace(
             job, reference=reference.precompute(job, alone, store, folder / "reference")
         )
