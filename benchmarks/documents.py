@@ -304,7 +304,8 @@ def planned_families() -> str:
     sentence = (
         "A text-only model works by Hugging Face id, as a folder or from S3, in 16 or 32 bits, if the "
         f"`model_type` of its `config.json` is one of the {len(trained)} families in "
-        f"[support.md](support.md#families). Models of type {listed(rest)} can be planned for, not trained."
+        f"[support.md](support.md#families). Models of type {listed(rest)} can be planned for, not "
+        "trained."
     )
     more = (
         f"The {len(untried.classes())} other causal models of transformers 5.23 "

@@ -75,7 +75,7 @@ def _parse_columns(value: Any) -> Any:
     for key in value if isinstance(value, dict) else ():
         if key not in ROW_KEYS:
             advice = did_you_mean(key, ROW_KEYS) or f"The keys are {', '.join(ROW_KEYS)}."
-            raise ValueError(f"columns of supported keys, not of `{key}`. {advice}")
+            raise ValueError(f"columns of supported keys, not of `{key}` ({advice})")
     return value
 
 

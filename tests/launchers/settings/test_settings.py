@@ -131,10 +131,10 @@ def test_dumped_settings_build_the_same_settings_again() -> None:
         (
             {"columns": "promt=q"},
             [],
-            "not of `promt`. Did you mean prompt",
+            "not of `promt` (Did you mean prompt",
             "",
         ),
-        ({"columns": {"zzz": "q"}}, [], "not of `zzz`. The keys are messages, conversations, prompt", ""),
+        ({"columns": {"zzz": "q"}}, [], "not of `zzz` (The keys are messages, conversations, prompt", ""),
         ({"columns": "prompt"}, [], "should be pairs of key and column", ""),
     ],
 )
