@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 from math import prod
 from typing import Any
 
@@ -138,20 +137,18 @@ product.register_autograd(_backward, setup_context=_save_for_backward)
 
 def replace(network: nn.Module, kind: LaunchedQuantization) -> None:
     """Turn each experts module into :class:`QuantizedExperts` with uninitialized weights."""
+    classes: dict[type, type] = {}
     for module, tensors in _experts(network):
-        family: type[nn.Module] = type(module)
-        module.__class__ = _quantized_class(family)
+        family = type(module)
+        if family not in classes:
+            classes[family] = type(f"Quantized{family.__name__}", (QuantizedExperts, family), {})
+        module.__class__ = classes[family]
         module.kind, module.shapes = kind, {name: weight.shape for name, weight in tensors.items()}
         for name, weight in tensors.items():
             empty, scales = quantized.empty_like(weight.flatten(end_dim=1), kind)
             module.register_parameter(name, nn.Parameter(empty, requires_grad=False))
             for scale, values in scales.items():
                 module.register_buffer(f"{name}_{scale}", values, persistent=False)
-
-
-@cache
-def _quantized_class(family: type[nn.Module]) -> type[nn.Module]:
-    return type(f"Quantized{family.__name__}", (QuantizedExperts, family), {})
 
 
 def round_weights(network: nn.Module, kind: LaunchedQuantization) -> None:
