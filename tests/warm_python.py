@@ -27,7 +27,7 @@ for line in sys.stdin:
             os.chdir(request["folder"])
             os.environ.clear()
             os.environ.update(request["environment"])
-            for descriptor, name in enumerate(("/dev/null", request["stdout"], request["stderr"])):
+            for descriptor, name in enumerate((request["stdin"], request["stdout"], request["stderr"])):
                 opened = os.open(name, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
                 os.dup2(opened, descriptor)
             sys.argv = request["words"]
@@ -89,13 +89,19 @@ class WarmPython:
         environment: dict[str, str],
         timeout: float = 180,
         merge: bool = False,
+        message: str = "",
     ) -> subprocess.CompletedProcess[str]:
-        """Run the script ``words[0]``, which may leave no process. ``merge``: send stderr to stdout."""
+        """Run the script ``arguments[0]``, which may leave no process.
+
+        ``merge``: send stderr to stdout. ``message``: standard input.
+        """
         assert self._server.stdin is not None
         assert self._server.stdout is not None
         with tempfile.TemporaryDirectory() as outputs:
             stdout, stderr = Path(outputs, "stdout"), Path(outputs, "stdout" if merge else "stderr")
+            Path(outputs, "stdin").write_text(message)
             request = {
+                "stdin": str(Path(outputs, "stdin")),
                 "words": list(arguments),
                 "folder": os.fspath(folder),
                 "environment": environment,

@@ -20,8 +20,8 @@ from tests.launchers.harness.files import HAS_HARNESS, NO_HARNESS
     ("engine", "method", "nodes"),
     [
         ("torchtune", "lora", 1),
-        # Elsewhere: torchtune on two nodes (tests/kubernetes/test_on_a_control_plane.py), DeepSpeed on two
-        # nodes (test_finetune_flow_faults.py and tests/batch, nightly), FSDP2 on one node (below) and on two
+        # Elsewhere: torchtune on two nodes (tests/slurm/test_slurm.py), DeepSpeed on two nodes
+        # (test_finetune_flow_faults.py and tests/batch, nightly), FSDP2 on one node (below) and on two
         # (test_suspicions.py).
         pytest.param("torchtune", "full", 2, marks=[pytest.mark.slow, pytest.mark.nightly]),
         pytest.param("torchtune", "qlora", 1, marks=[pytest.mark.slow, pytest.mark.nightly]),

@@ -152,7 +152,7 @@ def _train(
     job = nodes[0][0]
     imports = "images" if job.settings.task == "text-to-image" else job.plan.engine
     codes, output = _run(imports, job.plan.engine, ranks, limit_s)
-    return subprocess.CompletedProcess(codes, max(map(abs, codes)), stdout="", stderr=output)
+    return subprocess.CompletedProcess([imports], max(map(abs, codes)), stdout="", stderr=output)
 
 
 def _run(imports: str, engine: str, ranks: Sequence[dict[str, Any]], limit_s: float) -> tuple[list[int], str]:
