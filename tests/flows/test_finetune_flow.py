@@ -6,11 +6,13 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from launchers.report.metrics import Metrics
 from tests.conftest import write_pairs
 from tests.flows.conftest import EVALUATED, QUICK, STEPS, FlowRun
 from tests.launchers.harness.files import HAS_HARNESS, NO_HARNESS
@@ -35,6 +37,11 @@ def test_a_run_learns_and_exports_a_model_that_transformers_loads(
     losses = [row["loss"] for row in artifacts["metrics"]]
     assert len(losses) == STEPS
     assert losses[-1] < losses[0] - 0.05
+    assert set(artifacts["metrics"][0]) == {field.name for field in fields(Metrics)}
+    run_id, step, task = artifacts["training_task"].split("/")
+    assert (run_id, step) == (run.run_id, "train_nodes" if nodes > 1 else "train")
+    assert "_node_" not in task  # Metaflow's name for tasks of nodes other than the first
+    assert f"card view {artifacts['training_task']} --id finetune" in run.text
     assert artifacts["plan"].layout.nodes == nodes
     assert artifacts["measured"].memory_peak_bytes > 100 * 2**20
     assert artifacts["evaluation"].finetuned.loss < artifacts["evaluation"].base.loss
