@@ -361,7 +361,7 @@ def headroom_table() -> str:
     """Build the table of docs/estimator.md that counts published runs by predicted headroom."""
     fit = json.loads((ROOT / "benchmarks" / "results" / "estimator_fit.json").read_text())
     lines = [
-        "| Predicted to spare | Runs | Sources | Ran out of memory | Called `fits` | Of these out of memory |",
+        "| Predicted to spare | Runs | Sources | Ran out of memory | `fits` | `fits`, ran out of memory |",
         "|---|---|---|---|---|---|",
     ]
     for row in fit["headroom"]:

@@ -17,12 +17,12 @@ from estimator.planning.interruptions import completion_obstacle
 from estimator.planning.search import TIE_MARGIN, Candidate, Shortage, complexity, percent
 
 MIN_TRADE_SPEEDUP = 2.0  # minimum speedup of a plan of about the same price to mention it
-# Of plans of about the same price, those slower than this share of the fastest rank last (:func:`paced_by`).
-# A choice, above the error of predicted speeds (TIE_MARGIN). A second machine alone halves the time of a job.
-SLOWEST_SHARE = {"job": 1 / 3, "GPU": 1 / 2}
+# Of plans of about the same price, those slower than this share of a rival rank last (:func:`paced_by`). A
+# choice, above the error of predicted speeds (TIE_MARGIN). A second machine alone halves the time of a job.
+SLOWEST_SHARE = {"job": 1 / 3, "GPUs": 1 / 2}
 PACES = {
     "job": "at least a third as fast as the fastest",
-    "GPU": "at least half as fast per GPU as the fastest",
+    "GPUs": "without a rival twice as fast on no more GPUs",
 }
 RejectionKind = Literal[
     "memory",
@@ -133,8 +133,7 @@ def sort_candidates(
         ranked = (figure(candidate, goals, tokens), pace(candidate, goals, tokens), candidate)
         groups.setdefault(key, []).append(ranked)
     measure = paced_by(goals, tokens)
-    share = SLOWEST_SHARE[measure] if measure is not None else 0.0
-    return [candidate for key in sorted(groups) for candidate in _banded(groups[key], share)]
+    return [candidate for key in sorted(groups) for candidate in _banded(groups[key], measure)]
 
 
 def _group(candidate: Candidate, goals: Goals, target: Target) -> tuple[bool, ...]:
@@ -190,41 +189,50 @@ def figure(candidate: Candidate, goals: Goals, tokens: int | None) -> float:
 def pace(candidate: Candidate, goals: Goals, tokens: int | None) -> float:
     """Return the speed that decides among plans of about the same price; 0: it does not decide.
 
-    Jobs per hour, start-up included, or tokens per second and GPU (:func:`paced_by`).
+    Jobs per hour, start-up included, or tokens per second (:func:`paced_by`).
     """
     measure, speed = paced_by(goals, tokens), candidate.speed.tokens_per_second
     if measure is None or candidate.usd_per_hour is None or speed is None:
         return 0.0
     hours = candidate.expected_hours(tokens) if measure == "job" else None
-    return speed / candidate.layout.world_size if hours is None else 1 / hours
+    return speed if hours is None else 1 / hours
 
 
-def paced_by(goals: Goals, tokens: int | None) -> Literal["job", "GPU"] | None:
-    """Return whether plans of about the same price are compared by the job's time or each GPU's speed.
+def paced_by(goals: Goals, tokens: int | None) -> Literal["job", "GPUs"] | None:
+    """Return how plans of about the same price are compared: by the job's time, or on no more GPUs.
 
-    By each GPU's speed if the amount of training is unknown, as a short job gains nothing from more GPUs, and
-    in a cluster, whose GPUs others need too. None: by neither, as a deadline states which time is acceptable.
+    On no more GPUs if the amount of training is unknown, as a short job pays mostly start-up, and in a
+    cluster, whose GPUs others need too. None: not at all, as a deadline states which time is acceptable.
     """
     if goals.by_speed or goals.deadline_hours is not None:
         return None
-    return "job" if tokens is not None and goals.cluster is None else "GPU"
+    return "job" if tokens is not None and goals.cluster is None else "GPUs"
 
 
 _Ranked = tuple[float, float, Candidate]  # figure, pace, candidate
 
 
-def _banded(group: list[_Ranked], slowest_share: float) -> Iterator[Candidate]:
+def _banded(group: list[_Ranked], measure: Literal["job", "GPUs"] | None) -> Iterator[Candidate]:
     remaining = sorted(group, key=lambda item: item[0])
     while remaining:
         limit = remaining[0][0] * (1 + TIE_MARGIN)
         band = [item for item in remaining if item[0] <= limit]
         remaining = remaining[len(band) :]
-        least_pace = max(pace for _, pace, _ in band) * slowest_share
         slow = _behind_cheaper(
-            [item[-1] for item in band], [(pace < least_pace,) for _, pace, _ in band], comparable=0
+            [item[-1] for item in band], [(_is_slow(item, band, measure),) for item in band], comparable=0
         )
         order = sorted(zip(slow, band, strict=True), key=lambda entry: (entry[0], _within_band(entry[1])))
         yield from (item[-1] for _, item in order)
+
+
+def _is_slow(item: _Ranked, band: list[_Ranked], measure: Literal["job", "GPUs"] | None) -> bool:
+    """Return whether a candidate is much slower than a rival of its band, with ``"GPUs"`` on no more GPUs."""
+    if measure is None:
+        return False
+    _, own_pace, candidate = item
+    most_gpus = math.inf if measure == "job" else candidate.layout.world_size
+    rivals = [pace for _, pace, rival in band if rival.layout.world_size <= most_gpus]
+    return own_pace < max(rivals) * SLOWEST_SHARE[measure]
 
 
 def _within_band(item: _Ranked) -> tuple[object, ...]:

@@ -362,7 +362,7 @@ def _cheapest(best: Candidate, candidates: list[Candidate], goals: Goals, tokens
     ties = [item for item in candidates if cost(item) <= least * (1 + TIE_MARGIN)]
     measure = paced_by(goals, tokens)
     passes_over = any(hourly(item) < hourly(best) for item in ties)
-    pace = f", and {PACES[measure]} of these" if measure is not None and passes_over else ""
+    pace = f", and {PACES[measure]}" if measure is not None and passes_over else ""
     return (
         f"the cheapest per hour ({format_usd(best.usd_per_hour)}) of those within {TIE_MARGIN:.0%} "
         f"of the cheapest, {amount}{pace},"
