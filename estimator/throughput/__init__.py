@@ -255,8 +255,9 @@ def step(setup: Setup, load: Work, gpu: Gpu, times: Times, table: Efficiency) ->
     copied = _copied_bytes(setup, load) / host_link(gpu)
     hop = table.of("hop")
     micro = _overlapped(busy + exposed, times.overlapped + times.hops * hop + copied, power)
-    # behind the last backward pass
-    last = _overlapped(micro, times.overlapped_per_step + times.hops_step * hop, power)
+    # gradients behind the last backward pass, then the weights that ZeRO-1 and ZeRO-2 have updated in shards
+    last = _overlapped(micro, times.reduced_per_step + times.hops_step * hop, power)
+    last = _overlapped(last, times.gather_step, power)
     compute = busy * setup.accumulation
     return Parts(
         compute=compute,

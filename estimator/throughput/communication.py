@@ -245,9 +245,9 @@ class Times:
         return self.context + self.gather + self.reduce + self.pipeline
 
     @property
-    def overlapped_per_step(self) -> float:
-        """Seconds per step that overlap with its last backward pass."""
-        return self.gather_step + self.reduce_step + self.replicas_step
+    def reduced_per_step(self) -> float:
+        """Seconds per step of gradients that are reduced behind its last backward pass."""
+        return self.reduce_step + self.replicas_step
 
 
 def communication_seconds(setup: Setup, wires: Links) -> Times | None:

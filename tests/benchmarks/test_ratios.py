@@ -38,4 +38,4 @@ def test_each_cell_has_equal_weight_for_any_number_of_repetitions() -> None:
     short_turns, many = drifting_times(0.0, count=20), drifting_times(0.5, count=2000)
     of_three = ratios.overall([short_turns, drifting_times(0.0, count=20, seed=1), many])
     assert of_three.value > 0.9
-    assert of_three.drifting_times == 2040
+    assert of_three.turns == 2040

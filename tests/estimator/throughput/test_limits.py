@@ -152,10 +152,10 @@ def test_a_step_is_micro_batches_plus_exposed_communication_and_bubble() -> None
     busy = kernel_seconds(setup, load, GPU, TABLE).total + 0.5
     micro = busy + times.tensor / 2 + times.overlapped + 1e11 / 50e9
     assert step_seconds.compute == pytest.approx(4 * busy)
-    assert step_seconds.communication == pytest.approx(4 * micro + times.overlapped_per_step - 4 * busy)
+    assert step_seconds.communication == pytest.approx(4 * micro + times.reduced_per_step - 4 * busy)
     assert step_seconds.bubble == pytest.approx(micro / 2)
     assert step_seconds.total == pytest.approx(
-        4 * micro + times.overlapped_per_step + micro / 2 + step_seconds.optimizer
+        4 * micro + times.reduced_per_step + micro / 2 + step_seconds.optimizer
     )
 
 
@@ -207,7 +207,7 @@ def test_collectives_are_counted_per_micro_batch_and_by_zero_operation() -> None
         reduce_step=0.5,
         replicas_step=13.0,
     )
-    assert (times.overlapped, times.overlapped_per_step) == (24.0, 17.5)
+    assert (times.overlapped, times.reduced_per_step) == (24.0, 13.5)
     setup = Setup(model=LLAMA, sharding="fsdp", shard=2, accumulation=2)
     assert dict(collective_seconds(setup, times)) == {
         "all_gather": 20.0,
