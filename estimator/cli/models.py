@@ -15,6 +15,7 @@ from estimator.errors import UserError
 from estimator.models import FAMILIES, aliases, find, names, resolve
 from estimator.models.diffusion import STABLE_DIFFUSION_XL, DiffusionSpec
 from estimator.models.spec import ModelSpec
+from estimator.names import similar_names
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -93,7 +94,16 @@ def _matching(search: str | None, family: str | None) -> list[ModelRow]:
     rows = [_row(name) for name in (*names(), STABLE_DIFFUSION_XL.name)]
     families = dict.fromkeys([*FAMILIES, *(row.family for row in rows)])
     if family is not None and family not in families:
-        raise UserError(f"--family {family} is not known.", f"Choose one of {', '.join(families)}.")
+        families_by_name = (
+            row.family for row in rows if any(family.lower() in name for name in _spellings(row))
+        )
+        suggestions = similar_names(family, families) or list(dict.fromkeys(families_by_name))
+        choices = (
+            f"Did you mean {', '.join(suggestions)}?"
+            if suggestions
+            else f"Choose one of {', '.join(families)}."
+        )
+        raise UserError(f"--family {family} is not known.", choices)
     rows = [row for row in rows if family in (None, row.family)]
     if search is None:
         return rows

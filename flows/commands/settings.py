@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import textwrap
 from typing import Annotated
 
@@ -42,7 +43,8 @@ def _search(word: str) -> list[str]:
     if setting is not None and setting in names:
         matches = [setting, *(name for name in matches if name != setting)]
     if not matches:
-        advice = did_you_mean(normalized, names) or "`finetune settings` lists all of them."
+        words = dict.fromkeys(re.findall("[a-z]{4,}", " ".join(map(help_of, names)).lower()))
+        advice = did_you_mean(normalized, [*names, *words]) or "`finetune settings` lists all of them."
         raise UserError(f"No setting contains {word!r}.", advice)
     return matches
 

@@ -104,3 +104,12 @@ def test_a_search_without_results_prints_one_line(arguments: dict[str, Any], wor
         models(**arguments)
     assert words in caught.value.problem
     assert "\n" not in caught.value.problem
+
+
+@pytest.mark.parametrize(("name", "family"), [("kimi", "deepseek_v3"), ("glm", "glm4"), ("lama", "llama")])
+def test_an_unknown_family_is_answered_with_similar_ones_or_those_of_models_with_that_name(
+    name: str, family: str
+) -> None:
+    with pytest.raises(UserError, match="Did you mean") as caught:
+        models(search=None, family=name)
+    assert family in caught.value.advice

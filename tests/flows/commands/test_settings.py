@@ -38,6 +38,7 @@ def test_a_setting_is_found_by_name_description_and_name_in_other_tools(word: st
     assert run(word).startswith(f"{first} (")
 
 
-def test_an_unknown_word_is_answered_with_similar_setting_names() -> None:
+def test_an_unknown_word_is_answered_with_similar_names_and_words() -> None:
     assert "Did you mean" in run("optimzer")
+    assert "Did you mean learning" in run("lerning")
     assert "lists all of them" in run("zzzzz")
