@@ -53,13 +53,14 @@ def carried_model(name: str) -> ModelRef:
 
     A deployed flow may be started with another model than at deployment, which is resolved here.
     """
-    values = _carried().get("model")
+    values = _staged().get("model")
     if values is not None and values["name"] == name:
         return ModelRef.from_dict(values)
     return models.resolve(name, online=True)
 
 
-def _carried() -> dict[str, Any]:
+def _staged() -> dict[str, Any]:
+    """Return what the launching process passed to this task (:func:`carry`); empty for a deployed flow."""
     text = os.environ.get(STAGED_VARIABLE)
     try:
         values: dict[str, Any] = untrusted.parse_json(untrusted.unpack(text)) if text else {}
@@ -180,7 +181,7 @@ def store_rows(store: MetaflowStorage, rows: Sequence[StoredRows | None], folder
 
 def staged_key(name: str) -> str | None:
     """Return the key under which the launching process stored a local file or folder; None if it did not."""
-    key: str | None = _carried().get("datasets", {}).get(name)
+    key: str | None = _staged().get("datasets", {}).get(name)
     return key
 
 
