@@ -113,7 +113,8 @@ def _check_gpu(target: Target, machine: Machine) -> None:
     present = ", ".join(names) if target.device != "cpu" else ""
     raise UserError(
         f"--gpu {target.gpu}: {describe_place(target)} has {present or 'no usable GPU'}.",
-        "Remove --gpu, or run on a machine with one.",
+        f"Remove --gpu (resources.gpu of a settings file), or use a machine with one. `finetune plan --gpu "
+        f"{target.gpu!r}` plans for it.",
     )
 
 
