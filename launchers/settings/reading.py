@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -223,6 +224,9 @@ def _explain(error: ValidationError) -> tuple[str, str]:
                 message = f"a section, with {', '.join(keys)}"
             elif item["type"] == "string_too_short":
                 message = "text that is not empty"
+            elif item["type"] == "literal_error" and isinstance(item["input"], str):
+                choices = re.findall("'([^']*)'", item["ctx"]["expected"])
+                suggestions += similar_names(item["input"], choices)
             rules_by_name.setdefault(f"{name} = {item['input']!r}", []).append(message.split(", unable")[0])
     lines = [
         f"{subject}: should be {' or '.join(rules)}" if rules else subject

@@ -81,6 +81,8 @@ def test_dumped_settings_build_the_same_settings_again() -> None:
 @pytest.mark.parametrize(
     ("values", "overrides", "problem", "advice"),
     [
+        ({"method": "qlra"}, [], "method = 'qlra'", "Did you mean qlora"),
+        ({}, ["schedule.name=cosin"], "schedule.name = 'cosin'", "Did you mean cosine?"),
         ({"methd": "lora"}, [], "unknown setting `methd`", "method"),
         ({"method": "loar"}, [], "method = 'loar'", ""),
         ({}, ["optimizer.lr"], "`=` is missing", "--set optimizer.lr=2e-5"),
