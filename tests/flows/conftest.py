@@ -160,15 +160,15 @@ def run_flow(
     *arguments: str,
     timeout: float = 400,
     flow: Path = FLOW,
-    hurt: Callable[[subprocess.Popen[str]], None] = lambda _: None,
+    inject_fault: Callable[[subprocess.Popen[str]], None] = lambda _: None,
     **variables: str,
 ) -> FlowRun:
-    """Run a flow in the folder ``home`` to its end, with ``hurt`` done to it; no process may be left."""
+    """Run a flow in the folder ``home`` to its end, with ``inject_fault`` done to it; no process may be left."""
     began = time.monotonic()
     (home / "run_id").unlink(missing_ok=True)
     process = start_flow(home, list(arguments), flow, **variables)
     try:
-        hurt(process)
+        inject_fault(process)
         process.wait(timeout)
     finally:
         if process.poll() is None:

@@ -161,4 +161,4 @@ def test_a_missing_slurm_and_a_silent_slurm_controller_are_reported(
         (programs / name).write_text("#!/bin/sh\nexec /bin/sleep 600\n")
         (programs / name).chmod(0o755)
     silent = query_probe("slurm", PATH=os.pathsep.join([str(programs), os.environ["PATH"]]))["slurm"]
-    assert (silent.state, silent.found) == ("no", "its controller does not respond within 5 s")
+    assert (silent.state, silent.found) == ("no", "the controller did not respond within 5 s")
