@@ -163,7 +163,7 @@ def run_flow(
     inject_fault: Callable[[subprocess.Popen[str]], None] = lambda _: None,
     **variables: str,
 ) -> FlowRun:
-    """Run a flow in the folder ``home`` to its end, with ``inject_fault`` done to it; no process may be left."""
+    """Run a flow in the folder ``home`` to its end, and inject a fault; no process may be left."""
     began = time.monotonic()
     (home / "run_id").unlink(missing_ok=True)
     process = start_flow(home, list(arguments), flow, **variables)
