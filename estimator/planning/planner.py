@@ -255,12 +255,12 @@ def _survey(job: Job, target: Target, goals: Goals, evidence: Evidence) -> Surve
     """Search with the default batch size first, and with others where it excludes better founded hardware.
 
     The default batch size limits the number of GPUs. Others are used if no hardware divides it, or if it
-    leaves GPUs without a measured run or of low availability and others cost no more.
+    leaves GPUs without a measured run and others cost no more.
     """
     if target.nodes is not None or target.gpus is not None:
         return survey_places(job, target, goals, evidence)
     survey = survey_places(_with_fixed_batch(job), target, goals, evidence)
-    if survey.job == job or (survey.candidates and not any(_doubts(survey))):
+    if survey.job == job or (survey.candidates and not survey.candidates[0].unmeasured):
         return survey
     with_any_batch = survey_places(job, target, goals, evidence)
     if not survey.candidates or not with_any_batch.candidates:
