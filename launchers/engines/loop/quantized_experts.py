@@ -173,7 +173,7 @@ def _experts(network: nn.Module) -> Iterator[tuple[Any, dict[str, nn.Parameter]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """Rows of a quantized tensor that the base's files store as a tensor of its own, such as one expert's."""
+    """Rows of a quantized tensor that the base's files store as a separate tensor, such as one expert's."""
 
     module: QuantizedExperts
     tensor: str

@@ -32,7 +32,7 @@ def round_layers(network: Any, kind: LaunchedQuantization) -> None:
 
 
 def _quantized_layers(network: Any) -> list[tuple[str, nn.Linear]]:
-    """Return the linear layers except heads and those with a product of their own (DeepSeek V4's groups)."""
+    """Return the linear layers except heads and those with custom products (DeepSeek V4's groups)."""
     heads = (network.get_output_embeddings(), getattr(network, HEAD, None))
     return [
         (name, module)
