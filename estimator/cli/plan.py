@@ -213,9 +213,11 @@ def plan(
         if verbose:
             show(ranked)
         else:
-            for line in ranked.notes:
-                print(textwrap.fill(line, WIDTH))
-            print(f"{render_summary(ranked.best, ranked.plans[1:])}\n\n{MORE}")
+            if ranked.obstacle:
+                print(textwrap.fill(ranked.obstacle, WIDTH))
+            print(render_summary(ranked.best, ranked.plans[1:]))
+            for paragraph in filter(None, (ranked.faster, MORE)):
+                print(f"\n{textwrap.fill(paragraph, WIDTH)}")
         if hint:
             print(f"\n{textwrap.fill(hint, WIDTH)}")
         if command is not None:

@@ -19,10 +19,11 @@ if TYPE_CHECKING:
 def show(ranking: Ranking) -> None:
     """Print the ranking criteria, a table of all plans, and the best plan in full."""
     console = output.console()
-    for line in ranking.notes:
+    for line in filter(None, (ranking.obstacle, f"Order: {ranking.order}")):
         console.print(textwrap.fill(line, console.width), markup=False)
-    console.print(textwrap.fill(f"Order: {ranking.order}", console.width), markup=False)
     console.print(_table(ranking))
+    if ranking.faster:
+        console.print(f"{textwrap.fill(ranking.faster, console.width)}\n", markup=False)
     best = replace(ranking.best, rejected=tuple(str(line) for line in ranking.rejected))
     console.print(render(best, console.width, hints=True), markup=False)
 

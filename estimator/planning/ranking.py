@@ -14,6 +14,7 @@ from estimator.plan import Plan
 from estimator.planning.capacity import why_rare
 from estimator.planning.goals import Goals
 from estimator.planning.interruptions import completion_obstacle
+from estimator.planning.report import describe_gpus
 from estimator.planning.search import TIE_MARGIN, Candidate, Shortage, complexity, percent
 
 MIN_TRADE_SPEEDUP = 2.0  # minimum speedup of a plan of about the same price to mention it
@@ -22,7 +23,7 @@ MIN_TRADE_SPEEDUP = 2.0  # minimum speedup of a plan of about the same price to 
 SLOWEST_SHARE = {"job": 1 / 3, "GPUs": 1 / 2}
 PACES = {
     "job": "at least a third as fast as the fastest",
-    "GPUs": "without a rival twice as fast on no more GPUs",
+    "GPUs": "more than half as fast as the fastest on as few GPUs",
 }
 RejectionKind = Literal[
     "memory",
@@ -65,17 +66,21 @@ class Ranking:
         return self.plans[0]
 
     @property
-    def notes(self) -> tuple[str, ...]:
-        """Notes on the plans: why none can be launched, and a later plan that is much faster."""
+    def obstacle(self) -> str:
+        """Reason why no plan can be launched; "" if the first can."""
         limit = self.best.planned_only
-        first = f"None of these plans can be launched: {limit}." if limit is not None else ""
-        return tuple(filter(None, [first, _trade(self.plans)]))
+        return f"None of these plans can be launched: {limit}." if limit is not None else ""
+
+    @property
+    def faster(self) -> str:
+        """Description of a later plan that is much faster for about the price of the first; "" for none."""
+        return _faster(self.plans)
 
     def to_dict(self) -> dict[str, Any]:
         """Convert plans and rejections to plain values."""
         return {
             "order": self.order,
-            "notes": list(self.notes),
+            "notes": [note for note in (self.obstacle, self.faster) if note],
             "plans": [plan.to_dict() for plan in self.plans],
             "rejected": [asdict(rejection) for rejection in self.rejected],
         }
@@ -88,8 +93,7 @@ class Ranking:
 _VISIBLE = 0.005  # relative difference that whole percents show
 
 
-def _trade(plans: tuple[Plan, ...]) -> str:
-    """Describe a later plan that is much faster than the first for about its price; "" for none."""
+def _faster(plans: tuple[Plan, ...]) -> str:
     first, rate = plans[0].prediction, plans[0].prediction.tokens_per_second
     if not rate or not first.usd_per_hour:
         return ""
@@ -104,12 +108,12 @@ def _trade(plans: tuple[Plan, ...]) -> str:
     if not trades:
         return ""
     times, rank, extra_cost = max(trades)
-    low_availability = plans[rank - 1].prediction.low_availability
-    remedy = (
-        "`--capacity any` ranks it by that" if low_availability else "`--prefer speed` puts the fastest first"
+    plan = plans[rank - 1]
+    option = "--capacity any" if plan.prediction.low_availability else "--prefer speed"
+    return (
+        f"{describe_gpus(plan.request)} would be {times:.1f} times as fast and "
+        f"{compare_prices(1 + extra_cost)} per token: see {option}."
     )
-    price = compare_prices(1 + extra_cost)
-    return f"Plan {rank} is {times:.1f} times as fast as plan 1 and {price} per token; {remedy}."
 
 
 def sort_candidates(
@@ -357,14 +361,18 @@ def format_change(difference: float, if_positive: str, if_negative: str) -> str:
 
 
 def compare_prices(ratio: float) -> str:
-    """Describe a price as a multiple of another: "3.0 % cheaper", "as cheap"."""
-    return "as cheap" if abs(ratio - 1) < _VISIBLE else format_change(ratio - 1, "more expensive", "cheaper")
+    """Describe a price as a multiple of another: "3.0 % cheaper", "equally expensive"."""
+    return (
+        "equally expensive"
+        if abs(ratio - 1) < _VISIBLE
+        else format_change(ratio - 1, "more expensive", "cheaper")
+    )
 
 
 def compare_speeds(ratio: float) -> str:
-    """Describe a speed as a multiple of another: "20 % faster", "3.1 times as fast", "as fast"."""
+    """Describe a speed as a multiple of another: "20 % faster", "3.1 times as fast", "equally fast"."""
     if abs(ratio - 1) < _VISIBLE:
-        return "as fast"
+        return "equally fast"
     return f"{ratio:.1f} times as fast" if ratio >= 2 else format_change(ratio - 1, "faster", "slower")
 
 

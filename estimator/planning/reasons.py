@@ -307,14 +307,11 @@ def of_machine(
     elif best.speed.tokens_per_second is not None and goals.by_speed:
         line = f"{size}: {place.name} is {_fastest(best, rivals, tokens)} of {machines}"
     elif best.usd_per_token is not None:
-        line = (
-            f"{size}: {place.name} is {_cheapest(best, rivals, goals, tokens)} of {machines} "
-            f"({format_usd(best.usd_per_token * 1e6)} per million tokens)"
-        )
+        line = f"{size}: {place.name} is {_cheapest(best, rivals, goals, tokens)} of {machines}"
     elif best.speed.tokens_per_second is not None:
         line = (
-            f"{size}: {place.name} needs the fewest GPU-hours, or within {TIE_MARGIN:.0%} of them, of "
-            f"{machines}; prices are unknown"
+            f"{size}: {place.name} needs the fewest GPU-hours, or within {100 * TIE_MARGIN:.0f} % of "
+            f"them, of {machines}; prices are unknown"
         )
     else:
         line = f"{size}: {place.name} fits; {unknown(best, goals)}"
@@ -364,8 +361,8 @@ def _cheapest(best: Candidate, candidates: list[Candidate], goals: Goals, tokens
     passes_over = any(hourly(item) < hourly(best) for item in ties)
     pace = f", and {PACES[measure]}" if measure is not None and passes_over else ""
     return (
-        f"the cheapest per hour ({format_usd(best.usd_per_hour)}) of those within {TIE_MARGIN:.0%} "
-        f"of the cheapest, {amount}{pace},"
+        f"the cheapest per hour ({format_usd(best.usd_per_hour)}) of those within {100 * TIE_MARGIN:.0f} % "
+        f"of the lowest price ({amount}){pace},"
     )
 
 
@@ -380,7 +377,7 @@ def _fastest(best: Candidate, candidates: list[Candidate], tokens: int | None) -
     if time(best) <= min(map(time, candidates)):
         return "the fastest"
     choice = "the cheapest per hour" if best.usd_per_hour is not None else "the smallest"
-    return f"{choice} of those within {TIE_MARGIN:.0%} of the fastest,"
+    return f"{choice} of those within {100 * TIE_MARGIN:.0f} % of the fastest,"
 
 
 def missed_goals_note(candidate: Candidate) -> list[str]:

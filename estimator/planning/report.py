@@ -106,6 +106,12 @@ def _layout(plan: Plan) -> str:
     return ", ".join(parts)
 
 
+def describe_gpus(request: Request) -> str:
+    """Format the number and type of all GPUs, and the instance type if it is known."""
+    machine = f" on {request.instance_type} ({request.cloud})" if request.instance_type else ""
+    return f"{request.nodes * request.gpus_per_node}x {request.gpu_type}{machine}"
+
+
 def describe_layout(layout: Layout) -> str:
     """Format the distribution of the job: "FSDP, TP 8, PP 4 (1f1b)"."""
     parts = [_sharding(layout.sharding)]

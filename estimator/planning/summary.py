@@ -11,6 +11,7 @@ from estimator.formatting import MIB, format_bytes, format_duration, format_para
 from estimator.plan import Plan, Request
 from estimator.planning.report import (
     LABEL,
+    describe_gpus,
     describe_hours,
     describe_layout,
     describe_speed,
@@ -24,7 +25,7 @@ WIDTH = 80
 REASONS = 3
 ALTERNATIVES = 2
 MORE = "--verbose shows memory by category, all reasons and all alternatives."
-_LINES = 2  # of a reason
+_LINES = 4  # of a reason
 
 
 def render_summary(plan: Plan, alternatives: Sequence[Plan] = ()) -> str:
@@ -144,9 +145,8 @@ def _step(plan: Plan) -> str:
 
 
 def _alternative(plan: Plan) -> str:
-    request, prediction = plan.request, plan.prediction
-    machine = f" on {request.instance_type} ({request.cloud})" if request.instance_type else ""
-    facts = [f"{request.nodes * request.gpus_per_node}x {request.gpu_type}{machine}, {plan.method}"]
+    prediction = plan.prediction
+    facts = [f"{describe_gpus(plan.request)}, {plan.method}"]
     if prediction.tokens_per_second is not None:
         facts.append(f"{prediction.tokens_per_second:,.0f} tokens/s")
     if prediction.usd_per_hour is not None:

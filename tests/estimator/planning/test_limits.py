@@ -213,13 +213,13 @@ def test_differences_are_formatted_as_percent_with_their_direction() -> None:
     assert slower.endswith("; compared with the best: 100 % more expensive per token, 50 % slower")
     assert [compare_speeds(ratio) for ratio in (0.5, 1.001, 1.5, 21.24)] == [
         "50 % slower",
-        "as fast",
+        "equally fast",
         "50 % faster",
         "21.2 times as fast",
     ]
     assert [compare_prices(ratio) for ratio in (0.97, 1.0, 3.0)] == [
         "3.0 % cheaper",
-        "as cheap",
+        "equally expensive",
         "200 % more expensive",
     ]
 
