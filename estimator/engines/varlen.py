@@ -55,8 +55,9 @@ REASONS = {
     "stablelm": "its code does not pass the documents' lengths to the attention function",
 }
 # Of FlashAttention-2. torch.nn.functional.scaled_dot_product_attention pads heads to the multiple, the
-# variable-length kernel rejects them (torch 2.13, transformers/cuda/flash_attn/flash_api.cpp, mha_varlen_fwd).
-# Blocks without a window that have wider heads (Gemma 4: 512) use torch's memory-efficient kernel.
+# variable-length kernel rejects them (torch 2.13, transformers/cuda/flash_attn/flash_api.cpp,
+# mha_varlen_fwd). Blocks without a window that have wider heads (Gemma 4: 512) use torch's memory-efficient
+# kernel.
 LARGEST_HEAD_DIM, HEAD_DIM_MULTIPLE = 256, 8
 
 

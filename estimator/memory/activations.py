@@ -244,7 +244,7 @@ def _compressed_attention(setup: Setup, size: int) -> float:
 
 
 def _explicit_scores(setup: Setup) -> bool:
-    """Return whether the family's own code computes the scores, as neither torch nor the loop has a kernel."""
+    """Return whether the family's own code computes the scores, without a kernel."""
     eager_alone = setup.model.family in EAGER_ALONE and implementations.of(setup).kept_scores
     return eager_alone and not setup.variable_length
 

@@ -51,7 +51,7 @@ class Family:
     hidden_act:
         The MLP's activation, by transformers' name.
     attention_dropout:
-        Dropout of attention probabilities in the published configurations.
+        Dropout of attention probabilities by default (transformers' configuration class).
     attention_sinks:
         One learned number for each head that takes part in the softmax.
     causal:

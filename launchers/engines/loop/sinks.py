@@ -31,9 +31,10 @@ def sink_attention(
     scale: float,
     window: list[int],
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return attention's result, [tokens, heads, head_dim], and the logsumexp with sinks, [heads, tokens] in fp32.
+    """Return attention's result, [tokens, heads, head_dim], and the logsumexp with sinks, [heads, tokens].
 
-    ``query`` is [tokens, heads, head_dim], ``key`` and ``value`` may have fewer heads, ``sinks`` is [heads].
+    The logsumexp is in fp32. ``query`` is [tokens, heads, head_dim], ``sinks`` is [heads]; ``key`` and
+    ``value`` may have fewer heads.
     ``window``: previous and following tokens that a token attends to, as in ``varlen_attn``.
     """
     output, lse, _ = torch.ops.torch_attn._varlen_attn(

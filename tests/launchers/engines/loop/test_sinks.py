@@ -54,9 +54,7 @@ def eager(tensors: dict[str, torch.Tensor], window: int | None) -> torch.Tensor:
     """Compute attention of each document with transformers' code of GPT-OSS."""
     from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
 
-    module = SimpleNamespace(
-        num_key_value_groups=HEADS // KEY_HEADS, sinks=tensors["s_aux"], training=True
-    )
+    module = SimpleNamespace(num_key_value_groups=HEADS // KEY_HEADS, sinks=tensors["s_aux"], training=True)
     outputs = []
     for first, last in itertools.pairwise(BOUNDARIES):
         place = torch.arange(last - first)

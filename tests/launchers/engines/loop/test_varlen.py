@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.exact_families import SEQ_LEN, small_config, small_model
+from estimator import memory
 from estimator.engines.varlen import FAMILIES, HEAD_DIM_MULTIPLE, LARGEST_HEAD_DIM
+from estimator.setup import Setup
 from launchers.dataset import batches
 from launchers.dataset.batches import collate, collate_pairs, summed_cross_entropy
 from launchers.dataset.prepared import IGNORE, Prepared, Row
@@ -156,6 +159,46 @@ def test_no_pass_over_a_micro_batch_reads_from_the_device(
         logits = network(**batch.inputs, use_cache=False).logits
         summed_cross_entropy(logits, batch.labels).backward()
     assert (counting.calls["fetched"], counting.calls["branches"]) == (0, 0)
+
+
+@pytest.mark.usefixtures("_kernel")
+@pytest.mark.parametrize("family", ["qwen3", "gpt_oss", "deepseek_v3", "glm4_moe_lite"])
+def test_the_formula_counts_the_bytes_saved_for_the_backward_pass(family: str) -> None:
+    """Grouped queries, sinks, heads of two widths and latent attention with heads of one width."""
+    spec = small_model(family, scale=4, repeats=2)
+    tokens, documents = 4 * SEQ_LEN, torch.arange(5, dtype=torch.int32) * SEQ_LEN
+    network = families.network(family, **small_config(family, scale=4, repeats=2)).to(torch.bfloat16).train()
+    varlen.use(network)
+    weights = {each.untyped_storage().data_ptr() for each in network.parameters()}
+    saved: dict[int, torch.Tensor] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        saved[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        network(
+            input_ids=torch.arange(tokens)[None],
+            position_ids=torch.arange(SEQ_LEN).repeat(4)[None],
+            cu_seq_lens_q=documents,
+            max_length_q=SEQ_LEN,
+            use_cache=False,
+        )
+    measured = sum(
+        each.untyped_storage().nbytes() for address, each in saved.items() if address not in weights
+    )
+    setup = Setup(
+        model=spec,
+        engine="deepspeed",
+        precision="bf16-mixed",
+        sharding="zero2",
+        shard=8,
+        loss="recomputed",
+        seq_len=SEQ_LEN,
+        micro_batch_size=4,
+        variable_length=True,
+    )
+    assert memory.saved_bytes(setup) == pytest.approx(measured, rel=0.02)
 
 
 def test_wide_heads_with_a_window_are_refused() -> None:
