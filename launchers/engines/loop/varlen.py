@@ -59,21 +59,38 @@ def attention(
     ``value`` heads of another width. Returns [sequences, tokens, heads, width of the values' heads].
     ``sliding_window`` counts the token itself. ``s_aux``: attention sinks, [heads].
     """
-    flat = [tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value)]
+    flat_query, flat_key, flat_value = (
+        tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value)
+    )
     window = -1 if sliding_window is None else sliding_window - 1
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     output: Any
     if query.shape[-1] > varlen.LARGEST_HEAD_DIM:
         if window >= 0:
             raise ValueError(f"heads of {query.shape[-1]} with a sliding window")
-        output, _lse = wide_heads.wide_attention(*flat, cu_seq_lens_q, max_length_q, scale)
+        output, _lse = wide_heads.wide_attention(
+            flat_query, flat_key, flat_value, cu_seq_lens_q, max_length_q, scale
+        )
     elif s_aux is not None:
-        output, _lse = sinks.sink_attention(*flat, s_aux, cu_seq_lens_q, max_length_q, scale, [window, 0])
+        output, _lse = sinks.sink_attention(
+            flat_query, flat_key, flat_value, s_aux, cu_seq_lens_q, max_length_q, scale, [window, 0]
+        )
     else:
         width = value.shape[-1]
-        flat[2] = pad(flat[2], (0, query.shape[-1] - width)) if width < query.shape[-1] else flat[2]
-        lengths = (cu_seq_lens_q, cu_seq_lens_q, max_length_q, max_length_q)
-        output = kernel.varlen_attn(*flat, *lengths, scale=scale, window_size=(window, 0), **sinks.GROUPED)
+        if width < query.shape[-1]:
+            flat_value = pad(flat_value, (0, query.shape[-1] - width))
+        output = kernel.varlen_attn(
+            flat_query,
+            flat_key,
+            flat_value,
+            cu_seq_lens_q,
+            cu_seq_lens_q,
+            max_length_q,
+            max_length_q,
+            scale=scale,
+            window_size=(window, 0),
+            **sinks.GROUPED,
+        )
         output = output[..., :width]
     return output.unflatten(0, (query.shape[0], query.shape[2])), None
 

@@ -100,15 +100,24 @@ def backward(
         shares = (_scores(q, k, scale, window) - log_sum).exp().to(q.dtype)
         of_scores = shares * (d @ v.mT - (d * o).sum(-1, keepdim=True)) * scale
         of_keys, of_values = (
-            each.unflatten(0, (-1, groups)).sum(1) for each in (of_scores.mT @ q, shares.mT @ d)
+            each.view(-1, groups, *each.shape[1:]).sum(1) for each in (of_scores.mT @ q, shares.mT @ d)
         )
         calls.append([each.transpose(0, 1) for each in (of_scores @ k, of_keys, of_values)])
     return tuple(torch.cat(each) for each in zip(*calls, strict=True))
 
 
-def reference(*tensors: Any, window_size: tuple[int, int] = (-1, -1), **options: Any) -> torch.Tensor:
+def reference(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *lengths: Any,
+    scale: float | None = None,
+    window_size: tuple[int, int] = (-1, -1),
+    enable_gqa: bool = False,
+) -> torch.Tensor:
     """Compute what ``torch.nn.attention.varlen.varlen_attn`` documents; differentiable."""
-    return forward(*tensors, is_causal=window_size == (-1, 0), window_size=window_size, **options)[0]
+    causal = window_size == (-1, 0)
+    return forward(query, key, value, *lengths, causal, scale, window_size, enable_gqa)[0]
 
 
 def memory_efficient(
@@ -157,8 +166,22 @@ def memory_efficient_backward(
     joined = torch.cat(
         [each[:, :length] for each, length in zip(lse, cu_seq_q.diff().tolist(), strict=True)], dim=1
     )
-    flat = (each[0] for each in (gradient, query, key, value, output))
-    gradients = backward(*flat, joined, cu_seq_q, cu_seq_k, max_q, max_k, True, joined, scale, [-1, 0])
+    gradients = backward(
+        gradient[0],
+        query[0],
+        key[0],
+        value[0],
+        output[0],
+        joined,
+        cu_seq_q,
+        cu_seq_k,
+        max_q,
+        max_k,
+        True,
+        joined,  # no random state
+        scale,
+        [-1, 0],
+    )
     return *(each[None] for each in gradients), None
 
 
