@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from benchmarks.machine import describe
 from estimator import memory, models
@@ -78,17 +78,23 @@ class Comparison:
     seconds: float = 0.0
 
 
-def small_model(family: str, scale: int = SCALE, repeats: int = REPEATS) -> ModelSpec:
-    """Return the test suite's model of a family, at ``scale`` times its widths and ``repeats`` its blocks."""
-    from transformers import AutoConfig
-
+def small_config(family: str, scale: int = SCALE, repeats: int = REPEATS) -> dict[str, Any]:
+    """Return the fields of :func:`small_model` that differ from the test suite's model."""
     config = FAMILIES[family]
     scaled = {name: config[name] * scale for name in WIDTHS if isinstance(config.get(name), int)}
     layers = {name: config[name] * repeats for name in LAYERS if name in config}
     # Without masks of a window, as the engines' attention to windows has none on GPUs
     layers |= {name: 2 * SEQ_LEN for name in ("sliding_window", "attention_chunk_size") if name in config}
     scaled |= layers | {name: kinds * repeats for name, kinds in config.items() if isinstance(kinds, list)}
-    values = AutoConfig.for_model(family, **(config | scaled | {"vocab_size": 8192})).to_dict()
+    return scaled | {"vocab_size": 8192}
+
+
+def small_model(family: str, scale: int = SCALE, repeats: int = REPEATS) -> ModelSpec:
+    """Return the test suite's model of a family, at ``scale`` times its widths and ``repeats`` its blocks."""
+    from transformers import AutoConfig
+
+    fields = FAMILIES[family] | small_config(family, scale, repeats)
+    values = AutoConfig.for_model(family, **fields).to_dict()
     return hf_config.to_spec(values | {"model_type": family}, f"small {family}")
 
 

@@ -121,6 +121,7 @@ class Setup:
     longest_first: bool = False  # the longest of the batches of varying length is trained first
     longest_once: bool = False  # only one batch has sequences of seq_len tokens, others are far shorter
     expandable_segments: bool = False  # PYTORCH_CUDA_ALLOC_CONF: freed memory is reused at any size
+    variable_length: bool = False  # documents are separated by their lengths, without padding and mask
     document_mask: bool = False  # packed samples are separated by a dense seq_len x seq_len mask
     # mean length of packed documents, each weighted by its tokens; None: one document fills seq_len
     document_tokens: int | None = None

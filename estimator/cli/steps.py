@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 from estimator.cli.options import SetupOptions, names_of
 from estimator.engines import automatic, images, liger
-from estimator.engines.setups import dense_mask
+from estimator.engines.setups import dense_mask, variable_length
 from estimator.engines.vision import check_model
 from estimator.errors import UserError
 from estimator.formatting import format_count
@@ -112,6 +112,9 @@ def setup_from(options: SetupOptions, model: ModelSpec, gpus: int, gpu: Gpu | No
         expandable_segments=_first_set(
             options.expandable_segments, launched_here and options.device == "cuda"
         ),
+        variable_length=launched_here
+        and options.vision is None
+        and variable_length(options.engine, options.device, model, options.task, method, precision),
         document_mask=_first_set(
             options.document_mask,
             packed

@@ -10,6 +10,14 @@ from estimator.setup import Setup
 from estimator.vocabulary import ENGINES, METHODS, SHARDINGS, TASKS, Precision
 
 
+def variable_length(
+    engine: str, device: str, model: ModelSpec, task: str, method: str, precision: str
+) -> bool:
+    """Return whether a loop engine trains with variable-length attention and batches without padding."""
+    on_gpus = device == "cuda" and ENGINES[engine].runs_loop
+    return on_gpus and varlen.unsupported(model, task, method, precision) is None
+
+
 def dense_mask(engine: str, device: str, model: ModelSpec, task: str, method: str, precision: str) -> bool:
     """Return whether packed samples are separated by a dense mask.
 
@@ -18,9 +26,9 @@ def dense_mask(engine: str, device: str, model: ModelSpec, task: str, method: st
     """
     if ENGINES[engine].streams:
         return False
-    if device == "cuda" and ENGINES[engine].runs_loop:
-        return varlen.unsupported(model, task, method, precision) is not None
-    return not (engine == "torchtune" and device == "cuda")
+    if engine == "torchtune" and device == "cuda":
+        return False
+    return not variable_length(engine, device, model, task, method, precision)
 
 
 def _precision(job: Job, layout: Layout) -> Precision:
@@ -66,6 +74,8 @@ def setup_of(job: Job, layout: Layout) -> Setup:
         fixed_length=fixed_length,
         longest_first=job.longest_first and not fixed_length,
         expandable_segments=job.expandable_segments,
+        variable_length=job.vision is None
+        and variable_length(job.engine, layout.device, job.model, job.task, job.method, layout.precision),
         document_mask=bool(job.packing)
         and dense_mask(job.engine, layout.device, job.model, job.task, job.method, layout.precision),
         checkpointing=layout.recompute if layout.activation_checkpointing else "none",

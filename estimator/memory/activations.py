@@ -190,14 +190,17 @@ def _attention(setup: Setup, code: implementations.Implementation, size: int) ->
         latent_bytes = _norm_bytes(setup, trained=not setup.adapters) + (0 if setup.adapters else size)
         latents = (model.q_lora_rank + model.kv_lora_rank) * latent_bytes
         saved = size * (2 * model.q_dim + out_dim + joined) + latents
-        if model.head_dim == model.v_head_dim:
+        if setup.variable_length and model.head_dim > model.v_head_dim:
+            # The kernel saves values and result at the width of the keys, and these are copies
+            saved += size * (2 * model.q_dim - joined)
+        elif model.head_dim == model.v_head_dim:
             # Of heads of one size flash attention's result has the layout of the queries, which are put
             # together by head; the output projection's input is a copy of it. Heads of two sizes use the
             # memory-efficient kernel, whose result needs none.
             saved += size * out_dim
     else:
         expanded = _expands_keys(setup)
-        expanded |= model.family in EAGER_ALONE and code.kept_scores
+        expanded |= _explicit_scores(setup)
         keys, values = model.kv_dim, model.v_dim
         if code.joined_qkv and (model.kv_heads == model.heads or not expanded):
             values += model.q_dim + model.kv_dim  # the view keeps all of the joined projection
@@ -210,7 +213,7 @@ def _attention(setup: Setup, code: implementations.Implementation, size: int) ->
     if model.gated_attention:  # the gate, its sigmoid, and attention's result before it
         saved += 3 * size * model.q_dim
     capped = model.family in SOFT_CAPPED and code.kept_scores
-    if setup.attention == "math" or capped or (model.family in EAGER_ALONE and code.kept_scores):
+    if setup.attention == "math" or capped or _explicit_scores(setup):
         # the fp32 softmax of the scores and its 16-bit copy for each pair of positions; the cap's tanh
         softmax = 0 if model.family in HALF_SOFTMAX else 4
         saved += model.heads * setup.seq_len * (size + softmax + (size if capped else 0))
@@ -240,10 +243,17 @@ def _compressed_attention(setup: Setup, size: int) -> float:
     return saved / setup.tensor
 
 
+def _explicit_scores(setup: Setup) -> bool:
+    """Return whether the family's own code computes the scores, without a kernel."""
+    eager_alone = setup.model.family in EAGER_ALONE and implementations.of(setup).kept_scores
+    return eager_alone and not setup.variable_length
+
+
 def _expands_keys(setup: Setup) -> bool:
     """Return whether keys and values are repeated for all query heads."""
     expand_kv = implementations.of(setup).expand_kv
-    return expand_kv == "always" or (expand_kv == "padded" and not setup.fixed_length)
+    padded = not (setup.fixed_length or setup.variable_length)
+    return expand_kv == "always" or (expand_kv == "padded" and padded)
 
 
 def _mean_mlp(setup: Setup, dense: float) -> float:

@@ -50,6 +50,8 @@ class Family:
         each channel, "unweighted" has none and is in blocks with rotary positions only.
     hidden_act:
         The MLP's activation, by transformers' name.
+    attention_dropout:
+        Dropout of attention probabilities by default (transformers' configuration class).
     attention_sinks:
         One learned number for each head that takes part in the softmax.
     causal:
@@ -103,6 +105,7 @@ class Family:
     o_bias: bool = False
     mlp_bias: bool = False
     head_bias: bool = False
+    attention_dropout: float = 0.0
     attention_sinks: bool = False
     router_bias: bool = False
     shared_expert_gate: bool = False
@@ -172,8 +175,9 @@ def _transformers(name: str, release: str = "5.4.0") -> str:
 _NEW = "5.23.0"
 
 
-_RECURRENT = "its recurrent blocks carry their state from document to document"
-_NO_POSITIONS_IN_MASK = "its mask is made without the positions"
+_LINEAR = "its linear attention carries its state across documents"
+_MAMBA = "its Mamba blocks carry their state across documents"
+_CONVOLUTION = "its convolutions mix neighboring documents"
 
 UNTRIED = Family(
     partial_rotary=True,
@@ -272,7 +276,6 @@ FAMILIES: dict[str, Family] = {  # Hugging Face's `model_type`
         mlp_bias=True,
         attention_sinks=True,
         router_bias=True,
-        packing_leak=_NO_POSITIONS_IN_MASK,
         source=_transformers("gpt_oss"),
     ),
     "granite": Family(scores_texts=False, source=_transformers("granite", _NEW)),
@@ -301,13 +304,13 @@ FAMILIES: dict[str, Family] = {  # Hugging Face's `model_type`
         source=_transformers("ernie4_5_moe", _NEW),
     ),
     "hunyuan_v1_dense": Family(qk_norm="head", source=_transformers("hunyuan_v1_dense", _NEW)),
-    "seed_oss": Family(qkv_bias=True, source=_transformers("seed_oss", _NEW)),
+    "seed_oss": Family(qkv_bias=True, attention_dropout=0.1, source=_transformers("seed_oss", _NEW)),
     "minimax_m2": Family(scores_texts=False, qk_norm="all", source=_transformers("minimax_m2", _NEW)),
     "qwen3_next": Family(
         qk_norm="head",
         shared_expert_gate=True,
         recurrence="gated-delta",
-        packing_leak=_RECURRENT,
+        packing_leak=_LINEAR,
         gated_attention=True,
         partial_rotary=True,
         mlp_names_are_experts=True,
@@ -320,7 +323,7 @@ FAMILIES: dict[str, Family] = {  # Hugging Face's `model_type`
     "qwen3_5_text": Family(
         qk_norm="head",
         recurrence="gated-delta",
-        packing_leak=_RECURRENT,
+        packing_leak=_LINEAR,
         gated_attention=True,
         partial_rotary=True,
         source=_transformers("qwen3_5", _NEW),
@@ -330,7 +333,7 @@ FAMILIES: dict[str, Family] = {  # Hugging Face's `model_type`
         qk_norm="head",
         shared_expert_gate=True,
         recurrence="gated-delta",
-        packing_leak=_RECURRENT,
+        packing_leak=_LINEAR,
         gated_attention=True,
         partial_rotary=True,
         source=_transformers("qwen3_5_moe", _NEW),
@@ -339,7 +342,7 @@ FAMILIES: dict[str, Family] = {  # Hugging Face's `model_type`
         scores_texts=False,
         qk_norm="head",
         recurrence="short-conv",
-        packing_leak=_RECURRENT,
+        packing_leak=_CONVOLUTION,
         linears={
             "in_proj": (("conv_in_proj",),),
             "out_proj": (("o_proj",), ("conv_out_proj",)),
@@ -354,7 +357,7 @@ FAMILIES: dict[str, Family] = {  # Hugging Face's `model_type`
         norms_per_layer=4,
         qk_norm="head",
         recurrence="short-conv",
-        packing_leak=_RECURRENT,
+        packing_leak=_CONVOLUTION,
         head_gates=True,
         partial_rotary=True,
         linears={
@@ -372,14 +375,14 @@ FAMILIES: dict[str, Family] = {  # Hugging Face's `model_type`
         gated_mlp=False,
         hidden_act="relu2",
         recurrence="mamba2",
-        packing_leak=_RECURRENT,
+        packing_leak=_MAMBA,
         one_part_blocks=True,
         source=_transformers("nemotron_h", _NEW),
     ),
     "granitemoehybrid": Family(
         scores_texts=False,
         recurrence="mamba2",
-        packing_leak=_RECURRENT,
+        packing_leak=_MAMBA,
         linears={"input_linear": (("gate_proj", "up_proj"),), "output_linear": (("down_proj",),)},
         source=_transformers("granitemoehybrid", _NEW),
     ),
@@ -418,7 +421,7 @@ FAMILIES: dict[str, Family] = {  # Hugging Face's `model_type`
         hidden_act="gelu",
         parallel_residual=True,
         free_head_dim=False,
-        packing_leak=_NO_POSITIONS_IN_MASK,  # up to transformers 5.19
+        packing_leak="its mask is made without the positions",  # up to transformers 5.19
         linears=_NEOX_LINEARS,
         source=_transformers("falcon"),
     ),

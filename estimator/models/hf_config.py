@@ -157,12 +157,16 @@ def to_spec(config: Mapping[str, Any], name: str) -> ModelSpec:
         name=name,
         family=family,
         **shape,
-        **(family_of(family).traits() | _traits(reader, family) | _activation(reader, family)),
+        **(
+            family_of(family).traits()
+            | _traits(reader, family)
+            | _activation(reader, family)
+            | _dropout(reader)
+        ),
         **_rope(reader),
         **_positions(reader, family, shape["max_seq_len"]),
         tied_embeddings=bool(reader.get("tie_word_embeddings", family in _TIED)),
         norm_eps=_epsilon(reader),
-        attention_dropout=reader.number("attention_dropout", or_zero=True) or 0.0,
         sees_images="text_config" in config,
         vision=vision.from_config(config, shape["hidden"]),
         quantized_weights=quantization_of(reader) or "",
@@ -486,6 +490,12 @@ def _traits(reader: ConfigReader, family: str) -> dict[str, Any]:
     if family == "qwen2":  # its code adds them whatever config.json says
         changed["qkv_bias"], changed["o_bias"] = True, False
     return changed
+
+
+def _dropout(reader: ConfigReader) -> dict[str, float]:
+    """Return the dropout of attention probabilities if config.json has one."""
+    dropout = reader.number("attention_dropout", or_zero=True)
+    return {} if dropout is None else {"attention_dropout": dropout}
 
 
 def _activation(reader: ConfigReader, family: str) -> dict[str, str]:

@@ -31,6 +31,7 @@ SELECTIVE_PRODUCTS = 0.5
 NORM_BYTES, LAYER_NORM_BYTES = 24, 12 + 5
 RESIDUAL_BYTES, SPLIT_BYTES, ROTARY_BYTES, GATED_BYTES, PLAIN_BYTES = 6, 4, 12, 10, 4
 SCORE_BYTES = 16  # attention without a fused kernel: scores, mask and softmax for each pair of tokens
+SINK_BYTES = 4  # the kernel's result is read and scaled; gradients of sinks read it and its gradient
 # The same by Liger's kernels, one for each (Liger-Kernel 0.8.5, ops/rms_norm.py, rope.py, swiglu.py)
 LIGER_NORM_BYTES, LIGER_ROTARY_BYTES, LIGER_GATED_BYTES = 4, 4, 6
 ROUTED_BYTES = 12  # a token's copies to and from its experts
@@ -160,7 +161,9 @@ def work(setup: Setup) -> Work:
     head_passes = 1 + head_backward + reference
     if setup.loss == "fused" and TASKS[setup.task].preferences:
         head_passes += 1  # computed again, launchers/engines/loop/head.py
-    attention = 2 * _attended(setup) * (model.q_dim + model.attention_out_dim)
+    # the loop pads values to the width of the keys
+    widths = 2 * model.q_dim if setup.variable_length else model.q_dim + model.attention_out_dim
+    attention = 2 * _attended(setup) * widths
     rest_passes = 3 + repeat_rest + reference
     size = 4 if setup.precision == "fp32" else 2
     weight_bytes = (dense + _resident_experts(setup)) * split * size
@@ -317,8 +320,10 @@ def _moved(setup: Setup) -> float:
     traffic += width * (gated if model.gated_mlp else PLAIN_BYTES)
     traffic += ROUTED_BYTES * model.hidden * model.experts_per_token
     # transformers' own code computes scores with sinks; FlashAttention's has them from version 3 on
-    no_kernel = model.attention_sinks and implementations.of(setup).kept_scores and setup.flash_version < 3
-    if setup.attention == "math" or no_kernel:
+    own_code = model.attention_sinks and implementations.of(setup).kept_scores and setup.flash_version < 3
+    if own_code and setup.variable_length:
+        traffic += SINK_BYTES * model.attention_out_dim
+    elif setup.attention == "math" or own_code:
         traffic += SCORE_BYTES * model.heads * setup.seq_len
     if setup.prompts:
         traffic += RESIDUAL_BYTES * model.attention_out_dim

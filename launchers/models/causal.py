@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from launchers.base.imports import imported_quietly
-from launchers.models import own_code
+from launchers.models import own_code, packed_masks
 
 # Language models that transformers 5.23 supports only in AutoModelForImageTextToText
 _OTHER_MAPPING = ("mistral4",)
@@ -58,7 +58,8 @@ def load(folder: Path, *, trust_remote_code: bool = False, **options: Any) -> An
     trusted = runs_code(folder, trust_remote_code)
     with imported_quietly():
         kind = class_of(config)  # imports transformers' module of that family
-        return kind.from_pretrained(folder, config=config, trust_remote_code=trusted, **options)
+        network = kind.from_pretrained(folder, config=config, trust_remote_code=trusted, **options)
+    return packed_masks.separate_documents(network)
 
 
 def build(folder: Path, *, trust_remote_code: bool = False, **options: Any) -> Any:
@@ -66,7 +67,8 @@ def build(folder: Path, *, trust_remote_code: bool = False, **options: Any) -> A
     config = configuration(folder, trust_remote_code=trust_remote_code)
     trusted = runs_code(folder, trust_remote_code)
     with imported_quietly():
-        return class_of(config).from_config(config, trust_remote_code=trusted, **options)
+        network = class_of(config).from_config(config, trust_remote_code=trusted, **options)
+    return packed_masks.separate_documents(network)
 
 
 def gives_rewards(config: Any) -> bool:

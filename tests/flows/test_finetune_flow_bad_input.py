@@ -161,11 +161,11 @@ def test_packing_is_refused_if_documents_would_attend_to_each_other(
 ) -> None:
     model = tiny_llama.make(tmp_path / "model")
     config = json.loads((model / "config.json").read_text())
-    config |= {"model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"]}
-    config |= {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 32}
+    config |= {"model_type": "lfm2", "architectures": ["Lfm2ForCausalLM"]}
+    config |= {"layer_types": ["conv", *["full_attention"] * (config["num_hidden_layers"] - 1)]}
     (model / "config.json").write_text(json.dumps(config))
     run = launch("run", "--model", str(model), "--packing", "true")
-    check_refused(run, "packing: ", "gpt_oss")
+    check_refused(run, "packing: ", "lfm2")
 
 
 def test_a_model_without_tokenizer_is_refused(launch: Callable[..., FlowRun], tmp_path: Path) -> None:

@@ -7,23 +7,27 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.attention.varlen  # registers its operator
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from launchers.engines.loop import sinks, wide_heads
 from launchers.gang.job import TrainJob
 
 _ATEN: Any = torch.ops.aten
 _PRODUCTS = {_ATEN.mm.default: 1, _ATEN.addmm.default: 2}  # index of the weight among the arguments
 _QUANTIZED_PRODUCT = torch.ops.metaflow_finetune.quantized_product.default
-_ATTENTION = {torch.ops.torch_attn._varlen_attn.default} | frozenset(
-    getattr(_ATEN, f"_scaled_dot_product_{kind}").default
-    for kind in (
-        "flash_attention",
-        "efficient_attention",
-        "cudnn_attention",
-        "flash_attention_for_cpu",
-        "fused_attention_overrideable",
+_ATTENTION = (
+    sinks.OPERATORS
+    | {wide_heads.OPERATOR}
+    | frozenset(
+        getattr(_ATEN, f"_scaled_dot_product_{kind}").default
+        for kind in (
+            "flash_attention",
+            "efficient_attention",
+            "cudnn_attention",
+            "flash_attention_for_cpu",
+            "fused_attention_overrideable",
+        )
     )
 )
 

@@ -6,21 +6,19 @@ Registered with transformers under :data:`ATTENTION`. On CUDA it is FlashAttenti
 
 from __future__ import annotations
 
-import inspect
 import json
 from typing import Any
 
 import torch
 from torch.nn.attention import varlen as kernel
+from torch.nn.functional import pad
 
 from estimator.engines import varlen
+from launchers.engines.loop import sinks, wide_heads
 from launchers.gang.job import TrainJob
 
 ATTENTION = "varlen"  # name in transformers' registry
 OLDEST_CAPABILITY = (8, 0)  # of Ampere, as FlashAttention-2 requires
-# torch 2.11 supports grouped queries without this argument, which newer releases need
-_PARAMETERS = inspect.signature(kernel.varlen_attn).parameters
-_GROUPED: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in _PARAMETERS else {}
 
 
 def applies(job: TrainJob) -> bool:
@@ -52,29 +50,49 @@ def attention(
     max_length_q: int,
     scaling: float | None = None,
     sliding_window: int | None = None,
+    s_aux: torch.Tensor | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """Compute causal attention within each document, by transformers' interface.
 
-    ``query`` is [sequences, heads, tokens, head_dim]; ``key`` and ``value`` may have fewer heads. Returns
-    [sequences, tokens, heads, head_dim]. ``sliding_window`` counts the token itself.
+    ``query`` is [sequences, heads, tokens, head_dim]; ``key`` and ``value`` may have fewer heads, and
+    ``value`` heads of another width. Returns [sequences, tokens, heads, width of the values' heads].
+    ``sliding_window`` counts the token itself. ``s_aux``: attention sinks, [heads].
     """
     flat_query, flat_key, flat_value = (
         tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value)
     )
-    output: Any = kernel.varlen_attn(
-        flat_query,
-        flat_key,
-        flat_value,
-        cu_seq_lens_q,
-        cu_seq_lens_q,
-        max_length_q,
-        max_length_q,
-        scale=scaling,
-        window_size=(-1 if sliding_window is None else sliding_window - 1, 0),
-        **_GROUPED,
-    )
-    return output.view(query.shape[0], query.shape[2], *output.shape[1:]), None
+    window = -1 if sliding_window is None else sliding_window - 1
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    output: Any
+    if query.shape[-1] > varlen.LARGEST_HEAD_DIM:
+        if window >= 0:
+            raise ValueError(f"heads of {query.shape[-1]} with a sliding window")
+        output, _lse = wide_heads.wide_attention(
+            flat_query, flat_key, flat_value, cu_seq_lens_q, max_length_q, scale
+        )
+    elif s_aux is not None:
+        output, _lse = sinks.sink_attention(
+            flat_query, flat_key, flat_value, s_aux, cu_seq_lens_q, max_length_q, scale, [window, 0]
+        )
+    else:
+        width = value.shape[-1]
+        if width < query.shape[-1]:
+            flat_value = pad(flat_value, (0, query.shape[-1] - width))
+        output = kernel.varlen_attn(
+            flat_query,
+            flat_key,
+            flat_value,
+            cu_seq_lens_q,
+            cu_seq_lens_q,
+            max_length_q,
+            max_length_q,
+            scale=scale,
+            window_size=(window, 0),
+            **sinks.GROUPED,
+        )
+        output = output[..., :width]
+    return output.unflatten(0, (query.shape[0], query.shape[2])), None
 
 
 def use(network: Any) -> None:

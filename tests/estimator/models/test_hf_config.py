@@ -176,6 +176,12 @@ def test_fields_that_only_some_engines_use_are_read(
     assert spec.partial_rotary_factor == rotated
 
 
+def test_a_missing_dropout_is_the_default_of_the_family() -> None:
+    fields = {**BARE, "model_type": "seed_oss"}
+    assert hf_config.to_spec(fields, "mine").attention_dropout == 0.1
+    assert hf_config.to_spec(fields | {"attention_dropout": 0.0}, "mine").attention_dropout == 0.0
+
+
 @pytest.mark.parametrize(
     ("field", "value"), [("hidden_act", 1), ("attention_dropout", "no"), ("attention_dropout", -0.1)]
 )

@@ -391,8 +391,9 @@ def test_generation_shards_heads_evenly_and_batches_whole_prompts() -> None:
     ("engine", "model", "packing", "masked"),
     [
         ("deepspeed", "llama-3.1-8b", True, False),
-        ("deepspeed", "gpt-oss-20b", True, True),
-        ("deepspeed", "gpt-oss-20b", False, False),
+        ("deepspeed", "gpt-oss-20b", True, False),
+        ("deepspeed", "gemma-2-9b", True, True),
+        ("deepspeed", "gemma-2-9b", False, False),
         ("torchtune", "llama-3.1-8b", True, False),
         ("torchtitan", "llama-3.1-8b", True, False),
     ],

@@ -14,7 +14,7 @@ from estimator.vocabulary import METHODS as ALL_METHODS
 from launchers import engines
 from launchers.engines.loop import quantized_model
 from launchers.gang.job import TrainJob
-from launchers.models import causal
+from launchers.models import causal, packed_masks
 from launchers.models.hf_layout import safetensors_header
 from launchers.report import telemetry
 from tests.launchers.engines import ranks
@@ -246,7 +246,7 @@ def network(family: str, **values: Any) -> Any:
     torch.manual_seed(0)
     config = AutoConfig.for_model(family, **((FAMILIES | UNTRIED)[family] | values))
     config.initializer_range = 0.1
-    return causal.class_of(config).from_config(config).eval()
+    return packed_masks.separate_documents(causal.class_of(config).from_config(config)).eval()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

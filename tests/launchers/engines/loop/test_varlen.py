@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
-import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from estimator.engines.varlen import FAMILIES
+from benchmarks.exact_families import SEQ_LEN, small_config, small_model
+from estimator import memory
+from estimator.engines.varlen import FAMILIES, HEAD_DIM_MULTIPLE, LARGEST_HEAD_DIM
+from estimator.setup import Setup
 from launchers.dataset import batches
 from launchers.dataset.batches import collate, collate_pairs, summed_cross_entropy
 from launchers.dataset.prepared import IGNORE, Prepared, Row
@@ -21,20 +22,28 @@ from launchers.engines.loop import varlen
 from launchers.engines.loop.recompute import recompute
 from launchers.engines.loop.tasks import text_task_of
 from tests.launchers.engines.counting import Counting
-from tests.launchers.engines.loop import families, runs
-from tests.launchers.engines.loop.varlen_kernel import reference
+from tests.launchers.engines.loop import families, runs, varlen_kernel
 
+DOCUMENTS = runs.documents(5, seed=3)
 WINDOW = 6  # shorter than the documents
+WIDE = {"gemma4_text": {"global_head_dim": 264}}  # for the kernel of wide heads
 
 
 @pytest.fixture
-def _kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", reference)
+def _kernel() -> Iterator[None]:
+    with varlen_kernel.registered():
+        yield
+
+
+def network_of(family: str) -> Any:
+    """Return a family's tiny model with windows shorter than the documents, and heads wider than 256."""
+    window = families.FAMILIES[family].get("sliding_window")
+    values: dict[str, Any] = {"sliding_window": WINDOW} if window else {}
+    return families.network(family, **values, **WIDE.get(family, {})).train()
 
 
 def packed_rows() -> list[Row]:
-    documents = runs.documents(5, seed=3)
-    return [runs.joined(documents[:3]), runs.joined(documents[3:])]
+    return [runs.joined(DOCUMENTS[:3]), runs.joined(DOCUMENTS[3:])]
 
 
 def step(network: Any, batch: batches.MicroBatch) -> tuple[float, dict[str, torch.Tensor]]:
@@ -47,50 +56,90 @@ def step(network: Any, batch: batches.MicroBatch) -> tuple[float, dict[str, torc
     }
 
 
+def assert_equal(name: str, gradient: torch.Tensor, expected: Any) -> None:
+    """Compare sums in another order, in fp32."""
+    close = 1e-4 * max(1.0, expected.abs().max().item())
+    assert torch.allclose(gradient, expected, atol=close, rtol=1e-3), name
+
+
 @pytest.mark.usefixtures("_kernel")
 @pytest.mark.parametrize("family", FAMILIES)
-def test_loss_and_gradients_of_a_step_equal_those_with_an_attention_mask(family: str) -> None:
-    window = families.FAMILIES.get(family, {}).get("sliding_window")
-    network = families.network(family, **({"sliding_window": WINDOW} if window else {})).train()
-    loss, gradients = step(network, collate(packed_rows(), 0))
+def test_loss_and_gradients_of_packed_documents_equal_those_of_each_alone(family: str) -> None:
+    network = network_of(family)
+    alone = [step(network, collate([document], 0)) for document in DOCUMENTS]
     varlen.use(network)
-    varlen_loss, varlen_gradients = step(network, collate(packed_rows(), 0, batches.TOKEN_MULTIPLE))
-    assert varlen_loss == pytest.approx(loss, rel=1e-5)
-    assert varlen_gradients.keys() == gradients.keys()
+    loss, gradients = step(network, collate(packed_rows(), 0, batches.TOKEN_MULTIPLE))
+    assert loss == pytest.approx(sum(each for each, _ in alone), rel=1e-5)
+    assert gradients.keys() == set().union(*(each.keys() for _, each in alone))
     for name, gradient in gradients.items():
-        assert torch.allclose(varlen_gradients[name], gradient, atol=2e-5, rtol=1e-3), name
+        assert_equal(name, gradient, sum(each[name] for _, each in alone if name in each))
+
+
+@pytest.mark.usefixtures("_kernel")
+@pytest.mark.parametrize("method", ["full", "lora", "qlora"])
+@pytest.mark.parametrize("family", ["gpt_oss", "deepseek_v3", "gemma4_text"])
+def test_each_method_has_the_gradients_of_each_document_alone(
+    family: str, method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With sinks, heads of two widths, and heads wider than the kernel's."""
+    families.network(family, **WIDE.get(family, {})).save_pretrained(tmp_path / "model")
+    settings = {"method": method, "lora": {"rank": 4, "targets": "all-linear"}}
+    job = runs.make_job(
+        tmp_path, tmp_path / "model", tmp_path, steps=1, settings=settings, precision="bf16-mixed"
+    )
+    monkeypatch.setattr(varlen.torch.cuda, "get_device_capability", lambda: (9, 0))
+    results = []
+    for device, rows, multiple in (("cpu", None, None), ("cuda", packed_rows(), batches.TOKEN_MULTIPLE)):
+        layout = dataclasses.replace(job.plan.layout, device=device)
+        placed = dataclasses.replace(job, plan=dataclasses.replace(job.plan, layout=layout))
+        network = loop_model.pretrained(placed, dtype=torch.float32, device=torch.device("cpu"))
+        network = loop_model.made_trainable(network, placed, adapters_in_fp32=True)
+        generator = torch.Generator().manual_seed(0)
+        for name, parameter in network.named_parameters():
+            if "lora_B" in name:  # zero at first, so that lora_A would have no gradients
+                torch.nn.init.normal_(parameter, std=0.1, generator=generator)
+        groups = [[document] for document in DOCUMENTS] if rows is None else [rows]
+        results.append([step(network, collate(group, 0, multiple)) for group in groups])
+    alone, [(loss, gradients)] = results
+    assert loss == pytest.approx(sum(each for each, _ in alone), rel=1e-5)
+    assert gradients
+    for name, gradient in gradients.items():
+        assert_equal(name, gradient, sum(each[name] for _, each in alone if name in each))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_kernel_receives_what_flash_attention_accepts(
-    family: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_kernels_receive_what_they_accept(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Checks of torch 2.13, transformers/cuda/flash_attn/flash_api.cpp, mha_varlen_fwd."""
-    parameters = inspect.signature(torch.nn.attention.varlen.varlen_attn)
     calls = []
 
-    def checked(*arguments: Any, **options: Any) -> torch.Tensor:
-        bound = parameters.bind(*arguments, **options)
-        bound.apply_defaults()
-        query, key, value, *lengths = (
-            bound.arguments[name] for name in ("query", "key", "value", "cu_seq_q", "cu_seq_k")
-        )
+    def checked(*arguments: Any, **options: Any) -> Any:
+        query, key, value, cu_seq_q, cu_seq_k = arguments[:5]
         assert {each.dtype for each in (query, key, value)} == {torch.bfloat16}
         assert {each.stride(-1) for each in (query, key, value)} == {1}
         assert key.shape == value.shape == (query.shape[0], key.shape[1], query.shape[2])
-        assert all(each.dtype == torch.int32 and each.is_contiguous() for each in lengths)
-        assert isinstance(bound.arguments["window_size"], tuple), "compared with (-1, 0) for causal attention"
-        calls.append(bound.arguments["window_size"])
-        return reference(*arguments, **options)
+        assert query.shape[2] <= LARGEST_HEAD_DIM
+        assert query.shape[2] % HEAD_DIM_MULTIPLE == 0
+        assert all(each.dtype == torch.int32 and each.is_contiguous() for each in (cu_seq_q, cu_seq_k))
+        calls.append(tuple(options["window_size"] if "window_size" in options else arguments[9]))
+        return forward(*arguments, **options)
 
-    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", checked)
-    window = families.FAMILIES.get(family, {}).get("sliding_window")
-    network = families.network(family, **({"sliding_window": WINDOW} if window else {}))
-    varlen.use(network.to(torch.bfloat16))
-    network(**collate(packed_rows(), 0, batches.TOKEN_MULTIPLE).inputs, use_cache=False)
+    def wide(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any) -> Any:
+        assert {each.dtype for each in (query, key, value)} == {torch.bfloat16}
+        assert query.shape == key.shape == value.shape
+        assert query.shape[-1] > LARGEST_HEAD_DIM
+        calls.append((-1, 0))
+        return torch.zeros_like(query), query.new_zeros(1)
+
+    forward = varlen_kernel.forward
+    monkeypatch.setattr(varlen_kernel, "forward", checked)
+    monkeypatch.setattr(varlen_kernel, "memory_efficient", wide)
+    network = network_of(family).to(torch.bfloat16)
+    varlen.use(network)
+    with varlen_kernel.registered():
+        network(**collate(packed_rows(), 0, batches.TOKEN_MULTIPLE).inputs, use_cache=False)
     assert set(calls) <= {(-1, 0), (WINDOW - 1, 0)}
     assert len(calls) == network.config.num_hidden_layers
-    assert ((WINDOW - 1, 0) in calls) == bool(window)
+    assert ((WINDOW - 1, 0) in calls) == bool(families.FAMILIES[family].get("sliding_window"))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -101,13 +150,64 @@ def test_no_pass_over_a_micro_batch_reads_from_the_device(
         return query * (key.mean() + value.mean())
 
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", kernel)
-    network = families.network(family).train()
+    monkeypatch.setattr(varlen.sinks, "sink_attention", lambda *each: (kernel(*each), None))
+    monkeypatch.setattr(varlen.wide_heads, "wide_attention", lambda *each: (kernel(*each), None))
+    network = network_of(family)
     varlen.use(network)
     batch = collate(packed_rows(), 0, batches.TOKEN_MULTIPLE)
     with Counting() as counting:
         logits = network(**batch.inputs, use_cache=False).logits
         summed_cross_entropy(logits, batch.labels).backward()
     assert (counting.calls["fetched"], counting.calls["branches"]) == (0, 0)
+
+
+@pytest.mark.usefixtures("_kernel")
+@pytest.mark.parametrize("family", ["qwen3", "gpt_oss", "deepseek_v3", "glm4_moe_lite"])
+def test_the_formula_counts_the_bytes_saved_for_the_backward_pass(family: str) -> None:
+    """Grouped queries, sinks, heads of two widths and latent attention with heads of one width."""
+    spec = small_model(family, scale=4, repeats=2)
+    tokens, documents = 4 * SEQ_LEN, torch.arange(5, dtype=torch.int32) * SEQ_LEN
+    network = families.network(family, **small_config(family, scale=4, repeats=2)).to(torch.bfloat16).train()
+    varlen.use(network)
+    weights = {each.untyped_storage().data_ptr() for each in network.parameters()}
+    saved: dict[int, torch.Tensor] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        saved[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        network(
+            input_ids=torch.arange(tokens)[None],
+            position_ids=torch.arange(SEQ_LEN).repeat(4)[None],
+            cu_seq_lens_q=documents,
+            max_length_q=SEQ_LEN,
+            use_cache=False,
+        )
+    measured = sum(
+        each.untyped_storage().nbytes() for address, each in saved.items() if address not in weights
+    )
+    setup = Setup(
+        model=spec,
+        engine="deepspeed",
+        precision="bf16-mixed",
+        sharding="zero2",
+        shard=8,
+        loss="recomputed",
+        seq_len=SEQ_LEN,
+        micro_batch_size=4,
+        variable_length=True,
+    )
+    assert memory.saved_bytes(setup) == pytest.approx(measured, rel=0.02)
+
+
+def test_wide_heads_with_a_window_are_refused() -> None:
+    query = torch.empty(1, 2, 8, 264)
+    lengths = torch.tensor([0, 8], dtype=torch.int32)
+    with pytest.raises(ValueError, match="sliding window"):
+        varlen.attention(
+            None, query, query, query, None, cu_seq_lens_q=lengths, max_length_q=8, sliding_window=4
+        )
 
 
 @pytest.mark.usefixtures("_kernel")
@@ -224,65 +324,16 @@ def test_a_gpu_older_than_ampere_uses_an_attention_mask(
         assert varlen.applies(job) == expected
 
 
-@pytest.fixture
-def _operator() -> Iterator[None]:
-    """Register the reference for the CUDA-only torch operator on CPUs."""
-    from torch.nn.attention import varlen as kernel
-
-    def forward(query: Any, key: Any, value: Any, cu_q: Any, cu_k: Any, *ignored: Any) -> Any:
-        max_q, max_k, _is_causal, scale, window, gqa, *_ = ignored
-        output = reference(
-            query,
-            key,
-            value,
-            cu_q,
-            cu_k,
-            max_q,
-            max_k,
-            scale=scale,
-            window_size=tuple(window),
-            enable_gqa=gqa,
-        )
-        lse = torch.zeros(query.shape[1], len(query))
-        return output, lse, torch.zeros(2, dtype=torch.uint64)
-
-    def backward(gradient: Any, query: Any, key: Any, value: Any, *ignored: Any) -> Any:
-        _out, _lse, cu_q, _cu_k, _max_q, _max_k, _is_causal, _rng, scale, window = ignored
-        scale = query.shape[-1] ** -0.5 if scale is None else scale
-        groups = query.shape[1] // key.shape[1]
-        calls = []
-        for first, last in itertools.pairwise(cu_q.tolist()):
-            q, k, v, d = (each[first:last].transpose(0, 1) for each in (query, key, value, gradient))
-            k, v = (each.repeat_interleave(groups, dim=0) for each in (k, v))
-            place = torch.arange(last - first)
-            distance = place[:, None] - place[None, :]
-            mask = (distance >= 0) & ((distance <= window[0]) | (window[0] < 0))
-            shares = (q @ k.mT * scale).masked_fill(~mask, float("-inf")).softmax(-1)
-            of_shares = d @ v.mT
-            of_scores = shares * (of_shares - (of_shares * shares).sum(-1, keepdim=True)) * scale
-            parts = (of_scores @ k, of_scores.mT @ q, shares.mT @ d)
-            summed = [parts[0], *(each.unflatten(0, (-1, groups)).sum(1) for each in parts[1:])]
-            calls.append([each.transpose(0, 1) for each in summed])
-        return tuple(torch.cat(each) for each in zip(*calls, strict=True))
-
-    with (
-        kernel._varlen_attn.set_kernel_enabled("cpu"),
-        kernel._varlen_attn_backward.set_kernel_enabled("cpu"),
-    ):
-        kernel._varlen_attn.register_kernel("cpu")(forward)
-        kernel._varlen_attn_backward.register_kernel("cpu")(backward)
-        yield
-
-
 @pytest.mark.slow
-@pytest.mark.usefixtures("_operator")
+@pytest.mark.usefixtures("_kernel")
 @pytest.mark.parametrize("case_kind", ["none", "full", "selective"])
-def test_compiled_and_recomputed_blocks_call_the_varlen_operator_of_torch(
-    case_kind: str, tmp_path: Path
+@pytest.mark.parametrize("family", ["qwen3", "gpt_oss", "deepseek_v3", "gemma4_text"])
+def test_compiled_and_recomputed_blocks_call_the_varlen_operators(
+    family: str, case_kind: str, tmp_path: Path
 ) -> None:
-    network = families.network("qwen3").train()
-    expected = step(network, collate(packed_rows(), 0))
+    network = network_of(family)
     varlen.use(network)
+    expected = step(network, collate(packed_rows(), 0, batches.TOKEN_MULTIPLE))
     if case_kind != "none":
         job = runs.make_job(
             tmp_path,
