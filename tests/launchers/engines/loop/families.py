@@ -235,6 +235,12 @@ UNTRIED: dict[str, dict[str, Any]] = {
     | dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
 }
 
+# Published values are 1 to 16 (Granite), and 0.0625 to 1 (Cohere)
+LOGIT_SCALES: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("granite", "granitemoehybrid"), {"logits_scaling": 4.0}),
+    "cohere": {"logit_scale": 0.25},
+}
+
 
 def network(family: str, **values: Any) -> Any:
     """Return a model of that family with random weights, large enough that tokens change each other's logits.
