@@ -32,8 +32,8 @@ class Proven:
 
 
 # Families whose blocks torch.compile turns into one graph per kind of block, and whose memory follows
-# (estimator/memory/activations.py). Not among them: Gemma 4 (more kinds of blocks than torch keeps graphs of one
-# function), GPT-OSS (attention in eager code), and families whose memory was not compared
+# (estimator/memory/activations.py). Not among them: Gemma 4 (more kinds of blocks than torch keeps graphs of
+# one function), GPT-OSS (attention in eager code), and families whose memory was not compared
 COMPILED = (
     "llama",
     "mistral",
@@ -97,6 +97,8 @@ PROVEN = (
 
 
 FLOAT8 = "fp8 off: its speed was not measured here; --fp8 rowwise computes the blocks' products in float8"
+# torchao 0.18, float8/float8_linear.py, matmul_with_hp_or_float8_args.backward; a compiled graph drops them
+FLOAT8_FROZEN = "fp8 without compile also computes gradients of the frozen weights: add --compile"
 
 
 def with_choices(
@@ -122,7 +124,12 @@ def reason(job: Job, device: Device, precision: LaunchedPrecision, sharding: Sha
 
 
 def float8_reason(job: Job, gpu: Gpu | None) -> list[str]:
-    """Name float8 in one line where GPU, engine and model support it, as no job has it by default."""
+    """Name float8 in one line where GPU, engine and model support it, as no job has it by default.
+
+    With adapters and without torch.compile, name its useless work.
+    """
+    if job.fp8 != "none" and job.adapters and not job.compile:
+        return [FLOAT8_FROZEN]
     possible = (
         gpu is not None
         and gpu.compute_capability is not None

@@ -18,8 +18,8 @@ from estimator.setup import Setup
 
 # What torch.compile's partitioner keeps of a block: 8 B for each of h, 2 B for queries, keys, values and the
 # result of attention, 6 f. Traced with AOTAutograd (torch 2.13), keys and values repeated for all query
-# heads: Llama 3.2 3B 32h, Llama 3 8B 37h, the same for LoRA. Blocks of four norms (Gemma 2 and 3) keep 10, GLM-4's
-# 12, and blocks of one norm (Phi) 6. tests/launchers/engines/fsdp2/test_kernels.py traces all compiled families.
+# heads: Llama 3.2 3B 32h, Llama 3 8B 37h, the same for LoRA. Blocks of four norms (Gemma 2 and 3) keep 10,
+# GLM-4's 12, and blocks of one norm (Phi) 6. tests/launchers/engines/fsdp2/test_kernels.py traces them.
 COMPILED_HIDDEN, COMPILED_QUERY, COMPILED_MLP = 8, 4, 6
 COMPILED_FOUR_NORMS, COMPILED_ONE_NORM, COMPILED_GLM4 = 10, 6, 12
 

@@ -58,10 +58,10 @@ def loss_bytes(setup: Setup, part: Part, tokens: int) -> Logits:
       the product that is summed to the gradient of the scale.
     - fused: chunks of the logits, and the fp32 gradient of the head (Liger-Kernel,
       ops/fused_linear_cross_entropy.py: about T h / V tokens each).
-    - fused, in the loop or with version liger (Liger-Kernel 0.8.5): one chunk of the logits, overwritten by its
-      gradient, and the gradients of hidden states and head. With preferences (launchers/engines/loop/head.py):
-      both gradients, and one chunk of the logits with 12 more per logit, or with the chunk's gradient of the
-      head.
+    - fused, in the loop or with version liger (Liger-Kernel 0.8.5): one chunk of the logits, overwritten by
+      its gradient, and the gradients of hidden states and head. With preferences
+      (launchers/engines/loop/head.py): both gradients, and one chunk of the logits with 12 more per logit, or
+      with the chunk's gradient of the head.
     """
     model, size = setup.model, compute_size(setup)
     if not part.head or not part.last:

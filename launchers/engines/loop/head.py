@@ -3,9 +3,9 @@
 A forward pass with ``shift_labels`` computes them from the decoder's hidden states and the head's weight, for
 every family of transformers:
 
-- next-token prediction: the summed cross entropy by Liger-Kernel, with gradients computed in the forward pass;
-- preferences: the log-probability of each label, in chunks of positions that the backward pass computes again.
-  Liger's loss per token would keep the head's weight, which shardings free, until the backward pass.
+- next-token prediction: the summed cross entropy by Liger-Kernel, whose forward pass computes the gradients;
+- preferences: the log-probability of each label, in chunks that the backward pass computes again. Liger's
+  loss per token would keep the head's weight, which shardings free, until the backward pass.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from launchers.engines.loop import liger
 class Head:
     """Forward pass of a model's output head: logits, or the loss of ``labels``.
 
-    ``per_token``: log-probabilities [sequences, positions] in fp32, 0 where labels do not count; else the summed
-    cross entropy. The model multiplies its logits by ``scale`` (Granite, Cohere) and caps them softly at
-    ``soft_cap`` (Gemma 2 and 4).
+    ``per_token``: log-probabilities [sequences, positions] in fp32, 0 where labels do not count; otherwise
+    the summed cross entropy. Both are of logits with the scale (Granite, Cohere) and the soft cap (Gemma 2
+    and 4) of the model.
     """
 
     def __init__(self, network: Any, *, per_token: bool) -> None:
@@ -40,11 +40,9 @@ class Head:
         if labels is None:
             return self._product(hidden)
         rows, targets = hidden.flatten(0, -2), labels.flatten()
-        return (
-            self._log_probabilities(rows, targets).view(labels.shape)
-            if self._per_token
-            else (self._cross_entropy(rows, targets))
-        )
+        if self._per_token:
+            return self._log_probabilities(rows, targets).view(labels.shape)
+        return self._cross_entropy(rows, targets)
 
     def _cross_entropy(self, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         weight, bias = self._layer.weight, getattr(self._layer, "bias", None)

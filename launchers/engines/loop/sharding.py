@@ -26,7 +26,7 @@ class Answering(Protocol):
         ...
 
     def fused_loss(self, labels: torch.Tensor, **inputs: torch.Tensor) -> torch.Tensor:
-        """Run a forward pass without logits; return what the model's head computes of ``labels`` (head.py)."""
+        """Run a forward pass without logits; return what the head computes of ``labels`` (head.py)."""
         ...
 
 

@@ -166,19 +166,21 @@ def loss_and_gradients(network: Any, batch: MicroBatch) -> tuple[float, dict[str
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "settings",
+    ("settings", "kind"),
     [
-        {"method": "qlora"},
-        {"method": "lora", "fp8": "rowwise"},
-        {"method": "full", "fp8": "rowwise", "activation_checkpointing": True},
+        ({"method": "qlora"}, "llama"),
+        ({"method": "lora", "fp8": "rowwise"}, "llama"),
+        ({"method": "full", "fp8": "rowwise", "activation_checkpointing": True}, "llama"),
+        ({"method": "qlora"}, "mixtral"),
     ],
-    ids=["qlora", "lora-fp8", "full-fp8"],
+    ids=["qlora", "lora-fp8", "full-fp8", "qlora-experts"],
 )
 def test_a_block_with_quantized_or_float8_layers_is_compiled_as_one_graph(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], kind: str
 ) -> None:
-    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
-    folder = runs.make_model(tmp_path)
+    compiler = functools.partial(torch.compile, backend="aot_eager", fullgraph=True)
+    monkeypatch.setattr(torch, "compile", compiler)
+    folder = runs.make_model(tmp_path, kind)
     results = []
     for compiled in (False, True):
         job = runs.make_job(tmp_path, folder, tmp_path, steps=1, settings=settings | {"compile": compiled})
@@ -200,7 +202,7 @@ def test_a_block_with_quantized_or_float8_layers_is_compiled_as_one_graph(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("family", "method"), zip(COMPILED, itertools.cycle(["full", "lora"]), strict=False), ids=str
+    ("family", "method"), [*zip(COMPILED, itertools.cycle(["full", "lora"]), strict=False)]
 )
 def test_compiled_blocks_save_the_bytes_that_plans_count(family: str, method: Any, tmp_path: Path) -> None:
     """On the meta device, AOTAutograd's partitioner decides as it does with Inductor."""
