@@ -12,7 +12,6 @@ from estimator.cli.common import option
 from estimator.cli.help import GROUPS
 from estimator.cli.options import PlaceOptions, SetupOptions, expanded
 from estimator.cli.steps import engine_of
-from estimator.engines import liger
 from estimator.errors import UserError
 from estimator.formatting import format_bytes, format_count, format_duration, format_parameters, format_usd
 from estimator.models.diffusion import DiffusionSpec
@@ -197,7 +196,7 @@ def _by_default(result: ConfigurationEstimate, options: SetupOptions) -> list[st
         f"checkpointing {setup.checkpointing}": options.activation_checkpointing is None,
         f"loss {setup.loss}": options.loss is None,
         "compiled": setup.compile and options.compile is None,
-        "Liger-Kernel": setup.engine_version == liger.VERSION and not options.engine_version,
+        "Liger-Kernel": setup.runs_loop and setup.loss == "fused" and options.loss is None,
         "samples packed" if setup.fixed_length else "samples of varying length": options.packing is None,
     }
     return [name for name, is_open in open_values.items() if is_open]

@@ -67,10 +67,11 @@ def setup_from(options: SetupOptions, model: ModelSpec, gpus: int, gpu: Gpu | No
     if decided is not None:
         packed = bool(decided.packing) or TASKS[decided.task].images
     with_liger = decided is not None and bool(decided.liger)
+    version = "" if decided is None else liger.version(decided)
     setup = Setup(
         model=model,
         engine=options.engine,  # type: ignore[arg-type]
-        engine_version=liger.VERSION if with_liger else _version(options),
+        engine_version=version or _version(options),
         method=method,  # type: ignore[arg-type]
         task=images.task_for(model, options.task),  # type: ignore[arg-type]
         lora_rank=_first_set(options.lora_rank, engine.lora_rank),

@@ -82,7 +82,7 @@ def setup_of(job: Job, layout: Layout) -> Setup:
         recompute_every=layout.recompute_every,
         fp8=job.fp8,
         compile=bool(job.compile),
-        engine_version=liger.VERSION if job.liger else "",
+        engine_version=liger.version(job),
         loss="fused" if job.liger else engine.loss,
         optimizer_in_backward=layout.optimizer_in_backward,
         offload=engine.offload if layout.offload == "cpu" else "none",

@@ -58,9 +58,10 @@ def loss_bytes(setup: Setup, part: Part, tokens: int) -> Logits:
       the product that is summed to the gradient of the scale.
     - fused: chunks of the logits, and the fp32 gradient of the head (Liger-Kernel,
       ops/fused_linear_cross_entropy.py: about T h / V tokens each).
-    - fused, version liger (Liger-Kernel 0.8.5): one chunk of the logits, overwritten by its gradient, and
-      the gradients of hidden states and head. With preferences (launchers/engines/loop/head.py): both
-      gradients, and one chunk of the logits with 12 more per logit, or with the chunk's gradient of the head.
+    - fused, in the loop or with version liger (Liger-Kernel 0.8.5): one chunk of the logits, overwritten by
+      its gradient, and the gradients of hidden states and head. With preferences
+      (launchers/engines/loop/head.py): both gradients, and one chunk of the logits with 12 more per logit, or
+      with the chunk's gradient of the head.
     """
     model, size = setup.model, compute_size(setup)
     if not part.head or not part.last:
@@ -70,11 +71,12 @@ def loss_bytes(setup: Setup, part: Part, tokens: int) -> Logits:
     divided = 1 if code.whole_logits else setup.tensor
     elements = tokens * -(-model.vocab // divided)
     head = 0 if setup.adapters else part.head
-    if setup.loss == "fused" and setup.engine_version == "liger" and TASKS[setup.task].preferences:
+    by_liger = setup.loss == "fused" and (setup.runs_loop or setup.engine_version == "liger")
+    if by_liger and TASKS[setup.task].preferences:
         chunk = min(tokens, DEEPSPEED_LOSS_POSITIONS) * model.vocab
         piece = max((12 + size) * chunk, size * (chunk + head))
         return Logits(piece + size * (tokens * model.hidden + head))
-    if setup.loss == "fused" and setup.engine_version == "liger":
+    if by_liger:
         pieces = -(-model.vocab // model.hidden)
         chunk = min(tokens, 1 << (-(-tokens // pieces) - 1).bit_length())  # the next power of two
         # A chunk's contribution to the gradient of the head; added in place in 16 bits

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from launchers.base.imports import collector_paused
 from launchers.engines import _merge
 from launchers.engines.deepspeed import checkpoint, config
-from launchers.engines.loop import export, generators, head, liger, model, optimizer, quantized
+from launchers.engines.loop import export, generators, head, model, optimizer, quantized
 from launchers.engines.loop.compiled import compile_blocks
 from launchers.engines.loop.families import expert_blocks
 from launchers.gang.job import TrainJob
@@ -99,10 +99,7 @@ class ZeroModel:
         return logits
 
     def fused_loss(self, labels: torch.Tensor, **inputs: torch.Tensor) -> torch.Tensor:
-        return liger.summed_loss(self._engine, labels, inputs)
-
-    def fused_log_probabilities(self, labels: torch.Tensor, **inputs: torch.Tensor) -> torch.Tensor:
-        return head.log_probabilities(self.module, self._engine, labels, inputs)
+        return head.loss(self._engine, labels, inputs)
 
     def backward(self, loss: torch.Tensor, counted: int, *, last: bool) -> None:
         self._engine.backward(loss * (self._deepspeed_divisor / counted))

@@ -20,7 +20,7 @@ from launchers.engines import _merge
 from launchers.engines.fsdp2 import checkpoint, kernels
 from launchers.engines.fsdp2.master_weights import MasterWeights
 from launchers.engines.gathering import gather_json
-from launchers.engines.loop import generators, head, liger, model, optimizer, quantized, quantized_model, unet
+from launchers.engines.loop import generators, head, model, optimizer, quantized, quantized_model, unet
 from launchers.engines.loop.families import blocks
 from launchers.engines.loop.moving_average import MovingAverage
 from launchers.gang.job import TrainJob
@@ -99,10 +99,7 @@ class FsdpModel:
         return logits
 
     def fused_loss(self, labels: torch.Tensor, **inputs: torch.Tensor) -> torch.Tensor:
-        return liger.summed_loss(self.module, labels, inputs)
-
-    def fused_log_probabilities(self, labels: torch.Tensor, **inputs: torch.Tensor) -> torch.Tensor:
-        return head.log_probabilities(self.module, self.module, labels, inputs)
+        return head.loss(self.module, labels, inputs)
 
     def backward(self, loss: torch.Tensor, counted: int, *, last: bool) -> None:
         if self._reduces_once:

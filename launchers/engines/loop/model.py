@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from estimator.engines.liger import in_blocks
 from estimator.errors import UserError
 from estimator.models import (
     COMPRESSED_PROJECTIONS,
@@ -66,9 +67,10 @@ def made_trainable(model: Any, job: TrainJob, *, adapters_in_fp32: bool = False)
         varlen.use(model)
     compressors.fill_windows(model)
     if job.settings.liger:
-        liger.put_in(model, loss_alone=job.settings.compile or job.settings.fp8 != "none")
-        if TASKS[job.settings.task].preferences:
-            head.put_in(model)
+        compiled, float8 = job.settings.compile is True, job.settings.fp8 != "none"
+        if in_blocks(job.model.spec, compiled=compiled, float8=float8):
+            liger.use_block_kernels(model)
+        head.put_in(model, per_token=TASKS[job.settings.task].preferences)
     if job.plan.adapters:
         torch.manual_seed(job.settings.seed)
         model = _with_adapters(model, job)

@@ -26,11 +26,7 @@ class Answering(Protocol):
         ...
 
     def fused_loss(self, labels: torch.Tensor, **inputs: torch.Tensor) -> torch.Tensor:
-        """Run a forward pass; return the summed cross entropy of the labels that count (liger.py)."""
-        ...
-
-    def fused_log_probabilities(self, labels: torch.Tensor, **inputs: torch.Tensor) -> torch.Tensor:
-        """Run a forward pass; return the log-probabilities of ``labels`` (head.py)."""
+        """Run a forward pass without logits; return what the head computes of ``labels`` (head.py)."""
         ...
 
 

@@ -73,7 +73,7 @@ class OfRows:
     """Common part of tasks on rows of tokens.
 
     ``reference``: file of launchers.evaluation.reference, if the run has one. ``fused``: the model's head
-    computes the loss or log-probabilities without logits (liger.py, head.py). ``padding_free``: rows are
+    computes the loss or log-probabilities without logits (head.py). ``padding_free``: rows are
     concatenated without padding (launchers.dataset.batches.MicroBatch). ``images``: builds the image inputs
     of a vision-language model.
     """
@@ -106,7 +106,7 @@ class OfRows:
     def log_probabilities(self, model: Answering, batch: MicroBatch, labels: torch.Tensor) -> torch.Tensor:
         """Return [sequences, positions]: log-probabilities of ``labels``, 0 where they do not count."""
         if self.fused:
-            return model.fused_log_probabilities(labels, **batch.inputs)
+            return model.fused_loss(labels, **batch.inputs)
         return log_probabilities(model.logits(**batch.inputs), labels)
 
 

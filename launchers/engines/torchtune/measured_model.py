@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from estimator.exact.torchtune_imports import torchtune_imports
-from launchers.dataset.batches import log_probabilities, summed_cross_entropy
+from launchers.dataset.batches import summed_cross_entropy
 
 with torchtune_imports():
     from torchtune.modules.peft import disable_adapter
@@ -41,7 +41,3 @@ class MeasuredModel:
     def fused_loss(self, labels: torch.Tensor, **inputs: torch.Tensor) -> torch.Tensor:
         """Sum the cross entropy of the logits, which no fused kernel computes for these models."""
         return summed_cross_entropy(self.logits(**inputs), labels)
-
-    def fused_log_probabilities(self, labels: torch.Tensor, **inputs: torch.Tensor) -> torch.Tensor:
-        """Compute the log-probabilities of the labels from the logits."""
-        return log_probabilities(self.logits(**inputs), labels)

@@ -10,7 +10,7 @@ import pytest
 
 import tests
 from estimator import Job, Target, plan
-from estimator.engines.automatic import CHOICES, FLOAT8, PROVEN, with_choices
+from estimator.engines.automatic import CHOICES, FLOAT8, FLOAT8_FROZEN, PROVEN, with_choices
 from estimator.errors import UserError
 from estimator.models import find
 from estimator.planning.run_command import run_command
@@ -34,8 +34,14 @@ def on(job: Job, device: Any = "cuda", precision: Any = "bf16", sharding: Any = 
         ({"engine": "deepspeed", "zero_stage": 2}, {"packing", "liger", "compile"}),
         ({"engine": "torchtune"}, {"packing", "compile"}),
         ({"method": "qlora"}, {"packing", "liger", "compile"}),
-        ({"model": find("gemma-2-9b")}, set()),
-        ({"model": find("mixtral-8x7b")}, {"packing"}),
+        ({"model": find("gemma-2-9b")}, {"liger"}),
+        ({"model": find("gemma-3-12b")}, {"packing", "liger", "compile"}),
+        ({"model": find("qwen3-30b-a3b")}, {"packing", "liger", "compile"}),
+        (
+            {"model": find("olmo-3-7b"), "engine": "deepspeed", "zero_stage": 2},
+            {"packing", "liger", "compile"},
+        ),
+        ({"model": find("qwen-7b")}, set()),
         ({"task": "dpo"}, {"liger"}),
         ({"task": "reward"}, set()),
         ({"method": "adapter-v1"}, set()),
@@ -124,6 +130,17 @@ def test_a_plan_mentions_supported_float8_but_never_enables_it(
     job = replace(JOB, **fields)
     chosen = plan(job, replace(ONE, gpu=gpu))
     assert (FLOAT8 in chosen.why) == offered
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [({"compile": False}, True), ({"compile": False, "method": "full"}, False), ({"compile": True}, False)],
+)
+def test_a_plan_names_the_useless_work_of_float8_adapters_that_are_not_compiled(
+    fields: dict[str, Any], named: bool
+) -> None:
+    job = replace(JOB, fp8="rowwise", **({"model": find("llama-3.2-1b")} | fields))
+    assert (FLOAT8_FROZEN in plan(job, ONE).why) == named
 
 
 def test_the_command_sets_only_choices_that_the_run_would_decide_differently() -> None:

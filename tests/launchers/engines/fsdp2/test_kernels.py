@@ -12,8 +12,13 @@ import pytest
 import torch
 from torch import library
 
-from estimator.engines.automatic import PROVEN
+from benchmarks.exact_families import small_model
+from estimator.engines.automatic import COMPILED
+from estimator.engines.varlen import FAMILIES
+from estimator.exact.transformers_models import configuration
+from estimator.memory.activations import block_bytes
 from estimator.models import PROJECTIONS
+from estimator.setup import Setup
 from launchers.dataset.batches import MicroBatch, collate, micro_batches, summed_cross_entropy
 from launchers.dataset.prepare import best_fit
 from launchers.dataset.prepared import Prepared
@@ -21,6 +26,7 @@ from launchers.engines.fsdp2 import kernels
 from launchers.engines.loop import model, varlen
 from launchers.engines.loop.families import blocks
 from launchers.engines.loop.recompute import recompute
+from launchers.models import causal
 from tests.launchers.engines.loop import families, runs
 from tests.launchers.engines.loop.varlen_kernel import reference
 
@@ -71,9 +77,9 @@ def test_float8_products_of_any_number_of_tokens_have_layouts_that_gpus_accept(
     assert len(products) >= 3 * layers - (len(PROJECTIONS) if method == "lora" else 0)
 
 
-def compiled_families() -> tuple[str, ...]:
-    [families] = [row.families for row in PROVEN if (row.choice, row.engine) == ("compile", "fsdp2")]
-    return families
+# Kinds of blocks whose code differs: with and without rotary positions
+KINDS = {"exaone4": 2, "smollm3": 2}
+EXPERTS = ("mixtral", "qwen2_moe", "qwen3_moe", "minimax_m2")
 
 
 @pytest.mark.slow
@@ -83,34 +89,70 @@ def compiled_families() -> tuple[str, ...]:
     ["aot_eager", pytest.param("inductor", marks=pytest.mark.nightly)],  # graphs only; with generated code
 )
 @pytest.mark.parametrize(
-    ("family", "checkpointing"), [*zip(compiled_families(), itertools.cycle([False, True]), strict=False)]
+    ("family", "kind"),
+    [*zip(COMPILED, itertools.cycle(["none", "full", "selective", "lora"]), strict=False), ("llama", "lora")],
 )
 def test_compiled_blocks_have_the_same_loss_and_gradients_as_eager_blocks(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    family: str,
-    checkpointing: bool,
-    backend: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, kind: str, backend: str
 ) -> None:
-    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
-    folder = runs.make_model(tmp_path)
-    values = {"compile": True, "activation_checkpointing": checkpointing}
-    job = runs.make_job(tmp_path, folder, tmp_path, steps=1, settings=values)
-    network = families.network(family).train()
+    """``kind``: what of a block is recomputed, all weights being trained, or LoRA."""
+    compiler = functools.partial(torch.compile, backend=backend, fullgraph=True)
+    monkeypatch.setattr(torch, "compile", compiler)
+    settings: dict[str, Any] = {"compile": True, "method": "lora" if kind == "lora" else "full"}
+    if kind == "selective":
+        settings["recompute"] = {"what": "selective"}
+    job = runs.make_job(
+        tmp_path,
+        runs.make_model(tmp_path),
+        tmp_path,
+        steps=1,
+        settings=settings,
+        activation_checkpointing=kind in ("full", "selective"),
+    )
+    network = families.network(family, **families.repeated(family))
+    if kind == "lora":
+        network = model.made_trainable(network, job)
+        for name, weight in network.named_parameters():
+            if "lora_B" in name:  # they begin as zeros
+                torch.nn.init.normal_(weight, std=0.1)
     rows = runs.documents(4, seed=3)
     batch = collate([runs.joined(rows[:2]), runs.joined(rows[2:])], 0)  # packed
-    eager = loss_and_gradients(network, batch)
+    eager = loss_and_gradients(network.train(), batch)
     recompute(blocks(network), job)
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     kernels.set_up(network, job)
     compiled = loss_and_gradients(network, batch)
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1, (
-        "one for all blocks, also recomputed ones"
-    )
+    # one for all blocks of a kind, also recomputed ones; the first one's input needs no gradient under LoRA
+    graphs = KINDS.get(family, 1) + (kind == "lora")
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs
     assert compiled[0] == pytest.approx(eager[0], rel=1e-5)
     for name, gradient in eager[1].items():
         assert torch.allclose(compiled[1][name], gradient, atol=2e-5, rtol=1e-3), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("family", EXPERTS)
+def test_compiled_experts_in_bf16_use_the_grouped_product_of_torch(
+    family: str, backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In fp32, compiled code takes transformers' loop over the experts (5.23, integrations/moe.py)."""
+    compiler = functools.partial(torch.compile, backend=backend, fullgraph=True)
+    monkeypatch.setattr(torch, "compile", compiler)
+    monkeypatch.setattr("transformers.integrations.moe._grouped_mm_fallback", None)
+    monkeypatch.setattr("torch.ops.transformers.grouped_mm_fallback", None)
+    job = runs.make_job(tmp_path, runs.make_model(tmp_path), tmp_path, steps=1, settings={"compile": True})
+    network = families.network(family).to(torch.bfloat16).train()
+    batch = collate(runs.documents(4, seed=3), 0)
+    eager_loss, eager = loss_and_gradients(network, batch)
+    torch._dynamo.reset()
+    kernels.set_up(network, job)
+    loss, gradients = loss_and_gradients(network, batch)
+    assert loss == pytest.approx(eager_loss, rel=1e-2)
+    for name, gradient in eager.items():
+        difference = (gradients[name] - gradient).float().norm() / gradient.float().norm()
+        assert difference < 0.05, name
 
 
 def loss_and_gradients(network: Any, batch: MicroBatch) -> tuple[float, dict[str, torch.Tensor]]:
@@ -124,19 +166,21 @@ def loss_and_gradients(network: Any, batch: MicroBatch) -> tuple[float, dict[str
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "settings",
+    ("settings", "kind"),
     [
-        {"method": "qlora"},
-        {"method": "lora", "fp8": "rowwise"},
-        {"method": "full", "fp8": "rowwise", "activation_checkpointing": True},
+        ({"method": "qlora"}, "llama"),
+        ({"method": "lora", "fp8": "rowwise"}, "llama"),
+        ({"method": "full", "fp8": "rowwise", "activation_checkpointing": True}, "llama"),
+        ({"method": "qlora"}, "mixtral"),
     ],
-    ids=["qlora", "lora-fp8", "full-fp8"],
+    ids=["qlora", "lora-fp8", "full-fp8", "qlora-experts"],
 )
 def test_a_block_with_quantized_or_float8_layers_is_compiled_as_one_graph(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], kind: str
 ) -> None:
-    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
-    folder = runs.make_model(tmp_path)
+    compiler = functools.partial(torch.compile, backend="aot_eager", fullgraph=True)
+    monkeypatch.setattr(torch, "compile", compiler)
+    folder = runs.make_model(tmp_path, kind)
     results = []
     for compiled in (False, True):
         job = runs.make_job(tmp_path, folder, tmp_path, steps=1, settings=settings | {"compile": compiled})
@@ -154,6 +198,53 @@ def test_a_block_with_quantized_or_float8_layers_is_compiled_as_one_graph(
     assert loss == pytest.approx(eager_loss, rel=1e-6)
     assert gradients.keys() == eager.keys()
     assert all(torch.allclose(gradients[name], eager[name], atol=1e-6, rtol=1e-3) for name in eager)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "method"), [*zip(COMPILED, itertools.cycle(["full", "lora"]), strict=False)]
+)
+def test_compiled_blocks_save_the_bytes_that_plans_count(family: str, method: Any, tmp_path: Path) -> None:
+    """On the meta device, AOTAutograd's partitioner decides as it does with Inductor."""
+    spec, tokens = small_model(family, repeats=2), 512
+    setup = Setup(
+        model=spec, engine="fsdp2", method=method, precision="bf16", compile=True, fixed_length=True
+    )
+    with torch.device("meta"):
+        network = causal.class_of(configuration(setup)).from_config(
+            configuration(setup), dtype=torch.bfloat16
+        )
+    varlen.use(network)
+    job = runs.make_job(
+        tmp_path,
+        runs.make_model(tmp_path),
+        tmp_path,
+        steps=1,
+        precision="bf16",
+        settings={"method": method, "lora": {"rank": setup.lora_rank}},
+    )
+    with torch.device("meta"):
+        network = model.made_trainable(network, job).to(torch.bfloat16)
+    saved: list[dict[int, torch.Tensor]] = []
+    resident = {each.untyped_storage()._cdata for each in (*network.parameters(), *network.buffers())}
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()._cdata
+        if saved and storage not in resident and not any(storage in earlier for earlier in saved):
+            saved[-1][storage] = tensor
+        return tensor
+
+    for block in blocks(network):
+        block.forward = torch.compile(block.forward, backend="aot_eager_decomp_partition")
+        block.register_forward_pre_hook(lambda *_: saved.append({}))
+    inputs = torch.zeros(1, tokens, dtype=torch.int64, device="meta")
+    lengths = torch.zeros(3, dtype=torch.int32, device="meta")
+    packed = {"cu_seq_lens_q": lengths, "cu_seq_lens_k": lengths, "max_length_q": 256, "max_length_k": 256}
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        network(input_ids=inputs, position_ids=inputs, **packed, use_cache=False)
+    # not the first block, which may get the embedding without a gradient, nor the last, as the head follows
+    inner = [sum(each.untyped_storage().nbytes() for each in block.values()) for block in saved[1:-1]]
+    assert block_bytes(setup) * tokens == pytest.approx(sum(inner) / len(inner), rel=0.05)
 
 
 @library.custom_op("finetune_tests::varlen", mutates_args=())
@@ -182,13 +273,14 @@ def in_one_op(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("family", sorted({*COMPILED} & {*FAMILIES}))
 def test_packed_batches_with_any_number_of_documents_need_one_compilation(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", in_one_op)
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
     job = runs.make_job(tmp_path, runs.make_model(tmp_path), tmp_path, steps=1, settings={"compile": True})
-    network = families.network("llama")
+    network = families.network(family, **families.repeated(family))
     varlen.use(network)
     kernels.set_up(network, job)
     documents = runs.documents(50, seed=4)
@@ -202,4 +294,6 @@ def test_packed_batches_with_any_number_of_documents_need_one_compilation(
         for step in range(3):
             for batch in micro_batches(data, layout, step, 0, padding_free=True):
                 network(**batch.inputs, use_cache=False)
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    # windows are arguments of the kernel
+    kinds = len(set(families.FAMILIES[family].get("layer_types", [family])))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == max(kinds, KINDS.get(family, 1))

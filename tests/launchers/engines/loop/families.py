@@ -235,6 +235,20 @@ UNTRIED: dict[str, dict[str, Any]] = {
     | dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
 }
 
+# Published values are 1 to 16 (Granite), and 0.0625 to 1 (Cohere)
+LOGIT_SCALES: dict[str, dict[str, Any]] = {
+    "granite": {"logits_scaling": 4.0},
+    "granitemoehybrid": {"logits_scaling": 4.0},
+    "cohere": {"logit_scale": 0.25},
+}
+
+
+def repeated(family: str, times: int = 2) -> dict[str, Any]:
+    """Return fields of config.json that repeat a tiny model's blocks, of all their kinds."""
+    config = FAMILIES[family]
+    layers = {"num_hidden_layers": config["num_hidden_layers"] * times}
+    return layers | {name: kinds * times for name, kinds in config.items() if isinstance(kinds, list)}
+
 
 def network(family: str, **values: Any) -> Any:
     """Return a model of that family with random weights, large enough that tokens change each other's logits.

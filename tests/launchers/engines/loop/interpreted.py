@@ -9,7 +9,6 @@ second trains one rank of a job, under torchrun's environment.
 
 from __future__ import annotations
 
-import itertools
 import json
 import sys
 from pathlib import Path
@@ -21,13 +20,13 @@ import triton
 import triton.language as tl
 from triton.runtime import interpreter
 
-from estimator.engines.liger import FAMILIES
+from estimator.engines.liger import BLOCK_FAMILIES, FAMILIES
 from launchers import engines
 from launchers.dataset.batches import collate, summed_cross_entropy
-from launchers.engines.loop import liger
+from launchers.engines.loop import head, liger
 from launchers.gang.job import TrainJob
 from tests.launchers.engines.loop import runs
-from tests.launchers.engines.loop.families import network
+from tests.launchers.engines.loop.families import LOGIT_SCALES, network
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -35,8 +34,14 @@ def _rsqrt(x: Any) -> Any:
     return 1 / tl.sqrt(x)
 
 
+@triton.jit  # type: ignore[untyped-decorator]
+def _tanh(x: Any) -> Any:
+    return 1 - 2 / (tl.exp(2 * x) + 1)
+
+
 def extend_interpreter() -> None:
-    """Add what the interpreter lacks: float arguments, and the square root of CUDA."""
+    """Add what the interpreter lacks: float arguments, and CUDA's square root and hyperbolic tangent."""
+    import liger_kernel.ops.cross_entropy as losses
     import liger_kernel.ops.rms_norm as norms
 
     convert: Any = interpreter._implicit_cvt
@@ -48,34 +53,46 @@ def extend_interpreter() -> None:
         return tl.core.tensor(handle, tl.float32)
 
     interpreter._implicit_cvt = with_floats
-    norms.rsqrt = _rsqrt
+    norms.rsqrt, losses.tanh = _rsqrt, _tanh
 
 
 def distances() -> dict[str, tuple[float, float]]:
-    """Compare with the code of the models, by family, with all kernels and with only that of the loss.
+    """Compare the loss of each family, and the block kernels of those that have any, with the model's code.
 
     Returns the distances of loss and gradients, relative to the largest of each.
     """
+    cases = [(family, False) for family in (*FAMILIES, "cohere")] + [
+        (family, True) for family in BLOCK_FAMILIES
+    ]
+    return {
+        f"{family}{' blocks' if in_blocks else ''}": _distance(family, in_blocks=in_blocks)
+        for family, in_blocks in cases
+    }
+
+
+def _distance(family: str, *, in_blocks: bool) -> tuple[float, float]:
     batch = collate(runs.documents(2), 0)
-    distance_by_layer = {}
-    for family, loss_alone in itertools.product(FAMILIES, (False, True)):
-        model = network(family).train()
-        loss = summed_cross_entropy(model(**batch.inputs, use_cache=False).logits, batch.labels)
-        loss.backward()  # type: ignore[no-untyped-call]
-        expected = {name: each.grad for name, each in model.named_parameters()}
-        model.zero_grad()
-        liger.put_in(model, loss_alone=loss_alone)
-        computed = liger.summed_loss(model, batch.labels, batch.inputs)
-        computed.backward()  # type: ignore[no-untyped-call]
-        apart = max(
-            float((each.grad - expected[name]).abs().max() / expected[name].abs().max())
-            for name, each in model.named_parameters()
+    model = network(family, **LOGIT_SCALES.get(family, {})).train()
+    loss = summed_cross_entropy(model(**batch.inputs, use_cache=False).logits, batch.labels)
+    loss.backward()  # type: ignore[no-untyped-call]
+    expected = {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
+    model.zero_grad()
+    if in_blocks:
+        liger.use_block_kernels(model)
+    head.put_in(model, per_token=False)
+    computed = head.loss(model, batch.labels, batch.inputs)
+    computed.backward()
+    largest = max(gradient.abs().max() for gradient in expected.values())
+    apart = max(
+        float(
+            (model.get_parameter(name).grad - gradient).abs().max()
+            / max(gradient.abs().max(), 1e-3 * largest)
         )
-        with torch.no_grad():
-            batch_loss = liger.summed_loss(model.eval(), batch.labels, batch.inputs)
-        off = max(abs(float(each) / float(loss) - 1) for each in (computed, batch_loss))
-        distance_by_layer[f"{family}{' loss' if loss_alone else ''}"] = (off, apart)
-    return distance_by_layer
+        for name, gradient in expected.items()
+    )
+    with torch.no_grad():
+        evaluated = head.loss(model.eval(), batch.labels, batch.inputs)
+    return max(abs(float(each) / float(loss) - 1) for each in (computed, evaluated)), apart
 
 
 if __name__ == "__main__":

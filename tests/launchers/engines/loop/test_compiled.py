@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from pathlib import Path
 
 import pytest
 import torch
 
+from estimator.engines.automatic import COMPILED
 from launchers import engines
 from launchers.gang.job import TrainJob
 from tests.launchers.engines import ranks
-from tests.launchers.engines.loop import runs
+from tests.launchers.engines.loop import families, runs
 
 pytestmark = pytest.mark.slow
 STEPS = 3
@@ -29,19 +31,29 @@ def train_with_traced_blocks(job: TrainJob) -> None:
 
 
 @pytest.mark.parametrize(
-    ("stage", "method", "checkpointing", "world"),
+    ("stage", "method", "checkpointing", "world", "family"),
     [
-        (2, "full", True, 2),
-        (0, "full", False, 1),  # what a plan for one GPU has
+        (2, "full", True, 2, "llama"),
+        (0, "full", False, 1, "qwen3"),  # what a plan for one GPU has
         *(
-            pytest.param(*cell, marks=pytest.mark.nightly)
+            pytest.param(*cell, "llama", marks=pytest.mark.nightly)
             for cell in ((0, "full", False, 2), (1, "lora", True, 2), (2, "qlora", True, 2))
+        ),
+        *(
+            pytest.param(*cell, 1, family, marks=pytest.mark.nightly)
+            for family, cell in zip(
+                COMPILED,
+                itertools.cycle([(0, "full", True), (1, "lora", False), (2, "full", False)]),
+                strict=False,
+            )
         ),
     ],
 )
 def test_compiled_blocks_have_the_losses_of_eager_ones(
-    tmp_path: Path, model: Path, stage: int, method: str, checkpointing: bool, world: int
+    tmp_path: Path, stage: int, method: str, checkpointing: bool, world: int, family: str
 ) -> None:
+    model = tmp_path / "model"
+    families.network(family, **families.repeated(family)).save_pretrained(model)
     documents = runs.documents(8)
     rows = [runs.joined(documents[i : i + 2]) for i in range(0, 8, 2)]
     data = runs.make_data(tmp_path / "data", rows, batch=4, steps=STEPS)
