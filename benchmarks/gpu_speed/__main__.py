@@ -15,6 +15,7 @@ import argparse
 import contextlib
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from datetime import date
@@ -90,6 +91,7 @@ def run(options: argparse.Namespace) -> int:
     if options.rewrite:
         return _rewrite(path, suite)
     card = "CPU" if options.tiny else (machine["gpus"] or [""])[0]
+    path = _of_card(path, card)
     results = Results.load(path, card)
     durations = {} if options.tiny else Results.of_any_card(RESULTS / f"{NAME}.json").outcomes
     session = partial(Session, suite=suite, target=target, durations=durations, results=results)
@@ -135,21 +137,29 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
+def _of_card(path: Path, card: str) -> Path:
+    """Return the file of a card's results: ``path``, or a separate one if it has those of another card."""
+    if not card or Results.of_any_card(path).card in ("", card):
+        return path
+    return path.with_stem(f"{path.stem}_{re.sub('[^a-z0-9]+', '_', card.lower())}")
+
+
 def _write(path: Path, suite: Suite, results: Results, heading: page.Heading) -> None:
     path.write_text(json.dumps(page.figures(suite, results, heading), indent=1) + "\n")
     path.with_suffix(".md").write_text(page.render(suite, results, heading))
 
 
 def _rewrite(path: Path, suite: Suite) -> int:
-    """Write the page of earlier results with today's predictions."""
+    """Write the pages of earlier results, of all cards, with today's predictions."""
     if not path.is_file():
         raise UserError(f"{path} does not exist, so there are no results to write again.", "Measure first.")
-    stored = json.loads(path.read_text())
-    heading = page.Heading(
-        title=suite.title, **{name: stored[name] for name in ("command", "day", "processor", "versions")}
-    )
-    _write(path, suite, Results.load(path, stored["card"]), heading)
-    print(f"written: {path.with_suffix('.md')}")
+    for file in (path, *path.parent.glob(f"{path.stem}_nvidia_*.json")):
+        stored = json.loads(file.read_text())
+        heading = page.Heading(
+            title=suite.title, **{name: stored[name] for name in ("command", "day", "processor", "versions")}
+        )
+        _write(file, suite, Results.load(file, stored["card"]), heading)
+        print(f"written: {file.with_suffix('.md')}")
     return 0
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.gpu_speed import cases, page, predicted
-from benchmarks.gpu_speed.__main__ import main
+from benchmarks.gpu_speed.__main__ import _of_card, main
 from benchmarks.gpu_speed.cases import COMPILED, ON_GPU, TINY, TRANSFORMERS, TRL, TUNE, Run
 from benchmarks.gpu_speed.page import Heading
 from benchmarks.gpu_speed.session import SETUP_S, Results, Session, expected_s, runs_within
@@ -182,6 +182,14 @@ def test_the_page_is_written_again_without_a_gpu(tmp_path: Path, monkeypatch: py
     assert (row["tokens_per_s"], row["tokens_per_s_predicted"], row["ratio"]) == (9000, today, 1.125)
     assert (again["day"], again["card"]) == (HEADING.day, "H200")
     assert f"{today:,.0f}" in path.with_suffix(".md").read_text()
+
+
+def test_results_of_another_card_are_not_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "gpu_speed.json"
+    assert _of_card(path, "NVIDIA H100 80GB HBM3") == path
+    path.write_text(json.dumps(page.figures(SUITE, measured(ours=1.0), HEADING)))
+    assert _of_card(path, "H200") == path
+    assert _of_card(path, "NVIDIA H100 80GB HBM3").name == "gpu_speed_nvidia_h100_80gb_hbm3.json"
 
 
 def test_expected_durations_are_those_of_runs_that_compile_as_well() -> None:
