@@ -139,6 +139,8 @@ def _train(peer: Peer, folder: Path, *, checkpointing: bool) -> Outcome:
         "torch_compile": peer.compiles,
         "disable_tqdm": True,
     }
+    if peer.compiles and not cuda:  # a rehearsal traces the model and generates no code, which takes minutes
+        options["torch_compile_backend"] = "eager"
     if checkpointing:
         options["gradient_checkpointing_kwargs"] = {"use_reentrant": False}
     network, adapters = _network(peer)
