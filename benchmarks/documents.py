@@ -24,6 +24,7 @@ from benchmarks import (
     record_reference,
     support_table,
 )
+from benchmarks.on_gpu import calls
 from checklist.measurements import PHASES
 from checklist.registry import CHECKS
 from estimator import models
@@ -418,6 +419,7 @@ GENERATED = {
     "method-memory": ("docs/which-method.md", method_table.methods),
     "method-by-gpu": ("docs/which-method.md", method_table.table),
     "records": ("docs/artifacts.md", record_reference.tables),
+    "calls": ("docs/measure-gpu.md", calls.table),
 }
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
 from estimator.errors import UserError
-from estimator.vocabulary import ENGINES, METHODS, Device, LaunchedMethod, Task
+from estimator.vocabulary import METHODS, Device, LaunchedMethod, Task
 from launchers.settings import Settings, build
 
 Method = Literal["lora", "full", "qlora"]
@@ -24,7 +23,8 @@ RECOMPUTED: dict[str, dict[str, Any]] = {
 }
 OURS = ("fsdp2", FLOAT8, "torchtune", "deepspeed")
 TRANSFORMERS, TRL, TUNE = "transformers Trainer", "TRL SFTTrainer", "torchtune CLI"
-PEERS = (TRANSFORMERS, TRL, TUNE)
+COMPILED = " compiled"  # suffix of a peer that runs with torch_compile, which its documentation calls faster
+PEERS = (TRANSFORMERS, TRL, TUNE, TRANSFORMERS + COMPILED, TRL + COMPILED)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,7 +48,7 @@ class Scale:
 
 ON_GPU = Scale(
     device="cuda",
-    models=("llama-3.1-8b", "llama-3.2-1b"),
+    models=("llama-3.1-8b", "qwen3-1.7b"),
     seq_lens=(2048, 8192),
     tokens=8192,
     accumulation=2,
@@ -102,19 +102,29 @@ class Run:
         return self.engine in PEERS
 
 
+def compiles(engine: str) -> bool:
+    """Return whether an engine or peer spends part of a run on torch.compile, on a GPU."""
+    return engine not in (EAGER, TRANSFORMERS, TRL)
+
+
 def in_order(scale: Scale) -> list[Run]:
-    """List all runs: each case by the first engine and by all peers, then by the other engines in turn."""
+    """List all runs by model and length: the first engine and the peers, then the other engines.
+
+    The last is TRL's trainer compiled, which shares its training step with transformers' Trainer.
+    """
+    rounds = (
+        (OURS[0], TRANSFORMERS, TRL),
+        (TUNE, TRANSFORMERS + COMPILED),  # their compilation takes as long as two other peers' runs
+        OURS[1:],
+        (TRL + COMPILED,),
+    )
     methods: tuple[LaunchedMethod, ...] = ("lora", "full", "qlora")
-    cases = [
-        Case(model=model, method=method, seq_len=seq_len)
-        for model, seq_len, method in product(scale.models, scale.seq_lens, methods)
-    ]
-    first = [Run(case=case, engine=engine) for case in cases for engine in (OURS[0], *PEERS)]
-    others = product(cases, OURS[1:])
-    return first + [
-        Run(case=case, engine=engine)
-        for case, engine in others
-        if engine != FLOAT8 or not METHODS[case.method].quantized
+    return [
+        Run(case=Case(model=model, method=method, seq_len=seq_len), engine=engine)
+        for model, seq_len in product(scale.models, scale.seq_lens)
+        for engines in rounds
+        for method, engine in product(methods, engines)
+        if engine != FLOAT8 or not METHODS[method].quantized
     ]
 
 
@@ -128,10 +138,14 @@ def chosen(runs: Iterable[Run], only: str | None) -> list[Run]:
     return matches
 
 
-def settings_of(run: Run, scale: Scale, model_dir: Path, dataset: Path, profile: str | None) -> Settings:
-    """Build a user's settings for a run of this package: packed rows and, on a GPU, its faster kernels."""
+def settings_of(
+    run: Run, scale: Scale, model_dir: Path, dataset: Path, profile: str | None = None
+) -> Settings:
+    """Build a user's settings for a run of this package, with defaults for its kernels.
+
+    Packing is set because a batch size, here the one of the peers, turns its default off.
+    """
     micro = scale.micro_batch_size(run.case.seq_len)
-    packed = run.case.task == "pretrain"
     engine = run.engine.split()[0]
     values: dict[str, Any] = {
         "model": str(model_dir),
@@ -141,7 +155,7 @@ def settings_of(run: Run, scale: Scale, model_dir: Path, dataset: Path, profile:
         "dataset": str(dataset),
         "task": run.case.task,
         "seq_len": run.case.seq_len,
-        "packing": packed,
+        "packing": run.case.task == "pretrain",
         "max_steps": scale.steps,
         "global_batch_size": micro * scale.accumulation,
         "micro_batch_size": micro,
@@ -155,12 +169,10 @@ def settings_of(run: Run, scale: Scale, model_dir: Path, dataset: Path, profile:
         values["recompute"] = RECOMPUTED.get(run.engine, {})
     if run.case.task == "grpo":
         values["rl"] = {"reward": "benchmarks.gpu_speed.rewards:length", "group_size": micro}
-    if scale.device == "cuda":
-        values["compile"] = packed and run.engine != EAGER
-        values["liger"] = ENGINES[engine].runs_loop and find_spec("liger_kernel") is not None
-        values["liger"] &= run.case.task != "reward"
-        if run.case.method == "full" and engine == "fsdp2":
-            values["precision"] = "bf16"  # as all peers train all weights
+    if run.engine == EAGER:
+        values["compile"] = False
+    if scale.device == "cuda" and run.case.method == "full" and engine == "fsdp2":
+        values["precision"] = "bf16"  # as all peers train all weights
     return build(values)
 
 

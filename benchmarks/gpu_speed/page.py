@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from benchmarks.gpu_speed.cases import PEERS, Case, Run
+from benchmarks.gpu_speed.predicted import plan_of_today
 from benchmarks.gpu_speed.session import Results
+from benchmarks.gpu_speed.suites import Suite
 from estimator.plan import GIB, Plan
 
 
@@ -24,7 +25,10 @@ class Heading:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """One case by one engine of this package. None: not measured, or nothing to compare with."""
+    """One case by one engine of this package. None: not measured, or nothing to compare with.
+
+    Predictions are those of today's estimator for the measured layout.
+    """
 
     case: str
     engine: str
@@ -40,19 +44,20 @@ class Row:
     message: str = ""
 
 
-def rows(runs: Sequence[Run], results: Results) -> list[Row]:
+def rows(suite: Suite, results: Results) -> list[Row]:
     """Build a row for each run of this package, in order."""
-    return [_row(run, results) for run in runs if not run.is_peer]
+    return [_row(run, suite, results) for run in suite.runs if not run.is_peer]
 
 
-def _row(run: Run, results: Results) -> Row:
+def _row(run: Run, suite: Suite, results: Results) -> Row:
     outcome = results.outcomes.get(run.name)
     peer, best = _best_peer(run.case, results)
     rate = outcome.tokens_per_second if outcome else None
-    plan = Plan.from_json(outcome.plan) if outcome and outcome.plan else None
+    plan = plan_of_today(run, suite.scale, outcome) if outcome else None
     share = None
-    if rate is not None and plan is not None and results.limit is not None:
-        share = rate * plan.prediction.flops_per_token / results.limit["flops"]
+    if rate is not None and outcome and outcome.plan and results.limit is not None:
+        measured = plan or Plan.from_json(outcome.plan)
+        share = rate * measured.prediction.flops_per_token / results.limit["flops"]
     reserved = outcome.reserved_bytes if outcome else None
     predicted = plan.prediction.memory.counted("reserved") if plan and reserved else None
     return Row(
@@ -84,10 +89,10 @@ def _best_peer(case: Case, results: Results) -> tuple[str | None, float | None]:
     return best, rates[best]
 
 
-def figures(runs: Sequence[Run], results: Results, heading: Heading) -> dict[str, Any]:
+def figures(suite: Suite, results: Results, heading: Heading) -> dict[str, Any]:
     """Return all results for the JSON file."""
     peers = []
-    for run in runs:
+    for run in suite.runs:
         outcome = results.outcomes.get(run.name)
         if run.is_peer and outcome is not None:
             peers.append(
@@ -104,13 +109,13 @@ def figures(runs: Sequence[Run], results: Results, heading: Heading) -> dict[str
         "card": results.card,
         "limit": results.limit,
         "equality": results.equality,
-        "rows": [asdict(row) for row in rows(runs, results)],
+        "rows": [asdict(row) for row in rows(suite, results)],
         "peers": peers,
         "runs": {name: outcome.to_dict() for name, outcome in results.outcomes.items()},
     }
 
 
-def render(runs: Sequence[Run], results: Results, heading: Heading) -> str:
+def render(suite: Suite, results: Results, heading: Heading) -> str:
     """Write the page in Markdown."""
     versions = ", ".join(f"{name} {number}" for name, number in heading.versions.items())
     lines = [
@@ -140,13 +145,14 @@ def render(runs: Sequence[Run], results: Results, heading: Heading) -> str:
     lines += [
         "Rows of the length in the case's name at most, packed for pre-training; real tokens of one GPU, "
         "median of the steps after the warm-up. Share of the limit: the model's FLOPs per token without "
-        "recomputation, over the product's rate. Peers train rows of the full length, which need neither "
+        "recomputation, over the product's rate. Predictions are those of the estimator when this page was "
+        "written. Peers train rows of the full length, which need neither "
         "padding nor a mask.",
         "",
         "| Case | Engine | Tokens/s | Predicted | Best peer | Ratio | Share of limit | GiB | Predicted |",
         "|---|---|---:|---:|---|---:|---:|---:|---:|",
     ]
-    rows_of_page = rows(runs, results)
+    rows_of_page = rows(suite, results)
     measured = [row for row in rows_of_page if row.ended != "not measured"]
     for row in measured:
         peer = "" if row.best_peer is None else f"{row.best_peer} {row.best_peer_tokens_per_s:,.0f}"
@@ -168,10 +174,13 @@ def render(runs: Sequence[Run], results: Results, heading: Heading) -> str:
             "",
             f"{len(rows_of_page) - len(measured)} of {len(rows_of_page)} rows are not measured yet.",
         ]
-    if not any(run.is_peer for run in runs):
+    reasons = [row for row in rows_of_page if row.message and row.tokens_per_s is None]
+    if reasons:
+        lines += ["", *(f"- {row.case}, {row.engine}: {row.ended}: {row.message}" for row in reasons)]
+    if not any(run.is_peer for run in suite.runs):
         return "\n".join(lines) + "\n"
     lines += ["", "| Case | Peer | Tokens/s | Settings |", "|---|---|---:|---|"]
-    for run in runs:
+    for run in suite.runs:
         outcome = results.outcomes.get(run.name)
         if run.is_peer and outcome is not None:
             rate = (

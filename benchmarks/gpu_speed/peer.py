@@ -2,6 +2,9 @@
 
 Order and outcome have the format of :mod:`benchmarks.on_gpu.one_run`. Every row has the full sequence
 length, so peers need neither padding nor a mask. Activation checkpointing is off if the run fits without it.
+Settings are those that each peer's documentation recommends for speed, without kernels that are downloaded:
+transformers 5.23 (perf_train_gpu_one, torch_compile), accelerate 1.15 (usage_guides/compilation), TRL 1.16
+(reducing_memory_usage, liger_kernel_integration) and torchtune 0.6.1's configurations.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import signal
 import statistics
 import subprocess
@@ -22,7 +26,8 @@ from typing import Any
 
 import yaml
 
-from benchmarks.gpu_speed.cases import TRL, TUNE
+from benchmarks.gpu_speed.cases import COMPILED, TRL, TUNE
+from benchmarks.gpu_speed.tune import PARENT
 from benchmarks.on_gpu.one_run import Order, Outcome, result_of
 from estimator import models
 from launchers.cluster.processes import die_with_parent
@@ -30,6 +35,7 @@ from launchers.run_config import resolve
 from launchers.settings import build
 
 LOOK_S = 0.5
+WORKERS = 2  # that collate batches
 _FIGURE = re.compile(r"(\w+):(\S+)")
 
 
@@ -48,6 +54,17 @@ class Peer:
     accumulation: int
     steps: int
     warm_up: int
+    recomputes: bool = False  # activation checkpointing of torchtune, where it is planned to be needed
+
+    @property
+    def trainer(self) -> str:
+        """Name without the suffix of compiled runs."""
+        return self.engine.removesuffix(COMPILED)
+
+    @property
+    def compiles(self) -> bool:
+        """Whether transformers' Trainer or TRL runs with torch_compile."""
+        return self.engine != self.trainer
 
     @property
     def tokens_per_step(self) -> int:
@@ -60,14 +77,20 @@ class Peer:
 
 def run(peer: Peer, folder: Path) -> Outcome:
     """Train; out of memory is an outcome, and so is a missing package."""
-    package = {TRL: "trl", TUNE: "torchtune"}.get(peer.engine, "transformers")
+    package = {TRL: "trl", TUNE: "torchtune"}.get(peer.trainer, "transformers")
     needed = (package, "peft", *(("bitsandbytes",) if peer.method == "qlora" and peer.engine != TUNE else ()))
     for name in needed:
         if importlib.util.find_spec(name) is None:
             return Outcome(ended="refused", message=f"the package {name} is not installed")
     if peer.engine == TUNE:
-        return _tune(peer, folder)
+        outcome = _tune(peer, folder)
+        if outcome.ended != "out of memory" or peer.recomputes:
+            return outcome
+        return _tune(dataclasses.replace(peer, recomputes=True), folder)
     import torch
+
+    if peer.compiles:  # block by block, which accelerate recommends for its start and calls equally fast
+        os.environ["ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION"] = "true"
 
     try:
         return _train(peer, folder, checkpointing=False)
@@ -112,12 +135,16 @@ def _train(peer: Peer, folder: Path, *, checkpointing: bool) -> Outcome:
         "save_strategy": "no",
         "report_to": [],
         "dataloader_pin_memory": cuda,
+        "dataloader_num_workers": WORKERS,
+        "torch_compile": peer.compiles,
         "disable_tqdm": True,
     }
+    if peer.compiles and not cuda:  # a rehearsal traces the model and generates no code, which takes minutes
+        options["torch_compile_backend"] = "eager"
     if checkpointing:
         options["gradient_checkpointing_kwargs"] = {"use_reentrant": False}
     network, adapters = _network(peer)
-    if peer.engine == TRL:
+    if peer.trainer == TRL:
         from trl import SFTConfig, SFTTrainer  # type: ignore[attr-defined]
 
         trainer: Any = SFTTrainer(
@@ -157,6 +184,7 @@ def _train(peer: Peer, folder: Path, *, checkpointing: bool) -> Outcome:
         notes=(
             f"activation checkpointing {'on' if checkpointing else 'off'}",
             f"Liger kernels {'on' if liger else 'off'}",
+            f"torch.compile {'on' if peer.compiles else 'off'}",
         ),
     )
 
@@ -223,12 +251,18 @@ def _tune(peer: Peer, folder: Path) -> Outcome:
     """Run ``tune run`` and read its log; it is ended after its last step, before it saves."""
     config = folder / "tune.yaml"
     config.write_text(yaml.safe_dump(_recipe_config(peer, folder)))
+    shutil.rmtree(folder / "tune-logs", ignore_errors=True)  # of an attempt that ran out of memory
     recipe = "full_finetune_single_device" if peer.method == "full" else "lora_finetune_single_device"
     command = [sys.executable, "-m", "benchmarks.gpu_speed.tune", "run", recipe, "--config", str(config)]
     output = folder / "tune.log"
     with output.open("wb") as log:
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            command,
+            env={**os.environ, PARENT: str(os.getpid())},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
         try:
             while process.poll() is None and len(_logged(folder)) < peer.steps:
@@ -254,14 +288,10 @@ def _tune(peer: Peer, folder: Path) -> Outcome:
         reserved_bytes=max(reserved, default=0) or None,
         notes=(
             "packed by its own datasets, flex attention",
-            f"activation checkpointing {_checkpoints(peer)}",
+            f"activation checkpointing {'on' if peer.recomputes else 'off'}",
+            f"torch.compile {'on' if peer.device == 'cuda' else 'off'}",
         ),
     )
-
-
-def _checkpoints(peer: Peer) -> bool:
-    """Return whether torchtune recomputes activations, as its configurations of an 8B model do."""
-    return models.find(peer.model).parameters > 4e9
 
 
 def _logged(folder: Path) -> list[dict[str, float]]:
@@ -325,7 +355,7 @@ def _recipe_config(peer: Peer, folder: Path) -> dict[str, Any]:
             "num_warmup_steps": 1,
         },
         "loss": {"_component_": "torchtune.modules.loss.CEWithChunkedOutputLoss"},
-        "enable_activation_checkpointing": _checkpoints(peer),
+        "enable_activation_checkpointing": peer.recomputes,
         "enable_activation_offloading": False,
         "metric_logger": {
             "_component_": "torchtune.training.metric_logging.DiskLogger",

@@ -6,12 +6,12 @@ import dataclasses
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu_speed import cases
+from benchmarks.gpu_speed import cases, predicted
 from benchmarks.gpu_speed.cases import Run
 from benchmarks.gpu_speed.peer import Peer
 from benchmarks.gpu_speed.suites import Suite
@@ -19,10 +19,12 @@ from benchmarks.on_gpu import data
 from benchmarks.on_gpu.one_run import Order, Outcome
 from benchmarks.on_gpu.session import ROOT, Clock, run_apart
 from estimator import models
+from estimator.job import Target
 from launchers.models import tiny_llama
 from launchers.report import trace
 
-FIRST_RUN_S = 40.0  # assumed duration of the first run
+FIRST_RUN_S = 40.0  # assumed duration of a run, while none was measured
+SETUP_S = 60.0  # assumed duration of the probes and of writing the weights
 PROBE_S = 180.0  # limit of the matrix product and of the equality test
 DONE = ("ran", "out of memory")  # outcomes that a later call does not repeat
 
@@ -45,9 +47,36 @@ class Results:
         outcomes = {name: Outcome.from_dict(each) for name, each in values["runs"].items()}
         return cls(card=card, limit=values["limit"], equality=values["equality"], outcomes=outcomes)
 
+    @classmethod
+    def of_any_card(cls, path: Path) -> Results:
+        """Read the results of earlier calls; empty if there are none."""
+        return cls.load(path, json.loads(path.read_text())["card"]) if path.is_file() else cls(card="")
+
     def is_done(self, run: Run) -> bool:
         """Return whether an earlier call has measured a run."""
         return run.name in self.outcomes and self.outcomes[run.name].ended in DONE
+
+
+def expected_s(run: Run, outcomes: Mapping[str, Outcome]) -> float:
+    """Return the longest measured duration of runs with the same model, or of all, that compile as well."""
+    alike = {
+        name: outcome.seconds
+        for name, outcome in outcomes.items()
+        if outcome.ended == "ran" and cases.compiles(name.rpartition(", ")[2]) == cases.compiles(run.engine)
+    }
+    same_model = {name: each for name, each in alike.items() if name.startswith(f"{run.case.model} ")}
+    return max((same_model or alike).values(), default=FIRST_RUN_S)
+
+
+def runs_within(minutes: float, runs: Sequence[Run], outcomes: Mapping[str, Outcome]) -> int:
+    """Return how many runs are expected to end within the time, in their order."""
+    left, count = 60 * minutes - SETUP_S, 0
+    for run in runs:
+        left -= expected_s(run, outcomes)
+        if left < 0:
+            break
+        count += 1
+    return count
 
 
 @dataclass(kw_only=True)
@@ -56,6 +85,10 @@ class Session:
 
     Parameters
     ----------
+    target:
+        Machine with one GPU, or this machine's CPUs.
+    durations:
+        Outcomes of earlier runs, for the expected durations.
     folder:
         Where weights, rows and logs go; the caller removes it.
     say:
@@ -65,32 +98,30 @@ class Session:
     """
 
     suite: Suite
+    target: Target
+    durations: Mapping[str, Outcome]
     folder: Path
     clock: Clock
     results: Results
     say: Callable[[str], None]
     keep: Callable[[], None]
-    _seconds: dict[tuple[str, bool], float] = field(
-        default_factory=dict
-    )  # of the last run, by model and side
     _runs: int = 0
 
     def measure(self, runs: Sequence[Run]) -> None:
-        """Probe the device and measure the runs, as far as the time allows."""
+        """Probe the device and measure the runs, as far as the time allows; those that failed come last."""
         for probe in self.suite.probes:
             if getattr(self.results, probe) is None:
                 setattr(self.results, probe, self._probe(probe, self.suite.scale.device))
-        self.keep()
-        for run in runs:
+                self.keep()
+        for run in sorted(runs, key=lambda run: run.name in self.results.outcomes):
             if self.results.is_done(run):
                 continue
-            expected = self._seconds.get((run.case.model, run.is_peer), FIRST_RUN_S)
-            if self.clock.left_s < expected:
+            reason = predicted.refusal(run, self.suite.scale, self.target)
+            expected = expected_s(run, {**self.durations, **self.results.outcomes})
+            if reason is None and self.clock.left_s < expected:
                 self.say(f"{run.name}: no time left (expected {expected:.0f} s)")
                 continue
-            outcome = self.run(run)
-            if outcome.ended == "ran":
-                self._seconds[(run.case.model, run.is_peer)] = outcome.seconds
+            outcome = self.run(run) if reason is None else Outcome(ended="refused", message=reason)
             self.results.outcomes[run.name] = outcome
             rate = outcome.tokens_per_second
             speed = "" if rate is None else f", {rate:,.0f} tokens/s"
@@ -152,6 +183,7 @@ class Session:
             accumulation=scale.accumulation,
             steps=scale.steps,
             warm_up=scale.warm_up,
+            recomputes=predicted.recomputes(run, scale, self.target),
         )
         return dataclasses.asdict(peer)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Literal
 
 from benchmarks.gpu_speed.cases import (
@@ -17,14 +16,13 @@ from benchmarks.gpu_speed.cases import (
     Run,
     Scale,
     in_order,
-    settings_of,
 )
+from benchmarks.gpu_speed.predicted import plan_of
 from estimator import models
 from estimator.errors import UserError
-from estimator.job import Target
-from estimator.planning import planner
+from estimator.job import Machine, Target
+from estimator.plan import GIB, MIB
 from estimator.vocabulary import LaunchedMethod, Task
-from launchers.run.job import build_job
 
 Probe = Literal["limit", "equality"]
 SMALL_MODELS = ("smollm2-135m", "smollm2-360m", "llama-3.2-1b")
@@ -38,7 +36,15 @@ TASK_ENGINES: Mapping[Task, str] = {
 METHODS: tuple[LaunchedMethod, ...] = ("lora", "full")
 LENGTH_STEP = 4096  # resolution of the longest planned sequence
 NEIGHBORS = (1.0, 1.25, 0.75, 1.5)  # of the longest planned sequence, in the order of the runs
-H100 = Target(kind="catalogue", nodes=1, gpus=1, gpu="H100 SXM")  # for dry runs on machines without a GPU
+# For dry runs on machines without a GPU; memory as nvidia-smi shows it
+H100 = Target(
+    machine=Machine(
+        gpus=(("NVIDIA H100 80GB HBM3", 81559 * MIB),),
+        cpu_cores=16,
+        ram_bytes=128 * GIB,
+        disk_free_bytes=64 * GIB,
+    )
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,7 +58,7 @@ class Suite:
 
 
 def speed(scale: Scale, _target: Target) -> Suite:
-    """Every engine and peer on 8B and 1B models."""
+    """Every engine and peer on models of 8 and 1.7 billion parameters."""
     return Suite(
         title="Training speed, compared with other trainers,",
         scale=scale,
@@ -130,10 +136,8 @@ def longest_planned(model: str, method: LaunchedMethod, scale: Scale, target: Ta
     while low < high:
         middle = (low + high + 1) // 2
         run = Run(case=Case(model=model, method=method, seq_len=middle * LENGTH_STEP), engine=OURS[0])
-        settings = settings_of(run, scale, Path(model), Path("rows.jsonl"), None)
         try:
-            job = build_job(settings, spec, settings.max_steps)
-            fits = planner.plan(job, target).prediction.memory.fits
+            fits = plan_of(run, scale, target).prediction.memory.fits
         except UserError:
             fits = False
         low, high = (middle, high) if fits else (low, middle - 1)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from estimator.exact.torchtune_imports import torchtune_imports
+from launchers.cluster.processes import die_with_parent
+
+PARENT = "GPU_SPEED_PARENT"  # process that this one ends with
 
 
 def tokenizer(folder: str, max_seq_len: int) -> Any:
@@ -19,6 +23,7 @@ def tokenizer(folder: str, max_seq_len: int) -> Any:
 
 
 def main() -> None:
+    die_with_parent(int(os.environ[PARENT]))
     with torchtune_imports():
         import torchtune.training  # noqa: F401 - the recipes import it when the names are no longer there
         from torchtune._cli.tune import main as tune

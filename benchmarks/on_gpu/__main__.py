@@ -59,7 +59,9 @@ def _options() -> argparse.Namespace:
         prog="python -m benchmarks.on_gpu", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--minutes", type=float, default=20.0, help="the whole, at most (default: 20)")
-    parser.add_argument("--model", help="a plain Llama of the model table, instead of the largest that fits")
+    parser.add_argument(
+        "--model", help="a Llama or Qwen 3 of the model table (default: the largest that fits)"
+    )
     parser.add_argument("--only", help="words that a case's name must have: 'lora torchtune packed'")
     parser.add_argument(
         "--resolution", type=float, default=0.02, help="of what a case needs, as a part of what it shows"

@@ -29,6 +29,7 @@ from launchers.gang.allocator import GENERAL_NAME, NAME
 from launchers.gang.failures import GangFailed
 from launchers.gang.job import TrainJob
 from launchers.gang.node import run_node
+from launchers.models import weights
 from launchers.report.metrics import median, tokens_of_steps
 from launchers.report.state import RunState
 from launchers.report.telemetry import Event, Phase
@@ -142,7 +143,7 @@ def prepare(order: Order) -> TrainJob:
     target = Target(machine=detect(order.folder))
     planned = preparation.plan_run(settings, target, calibrated=False, choose=cases.plan_anyway)
     checks.check_installed(planned.settings.engine, planned.settings.method)
-    model_dir = preparation.fetch_weights(planned.model, order.folder)
+    model_dir = weights.fetch(planned.model, order.folder)  # generated: no check, which imports transformers
     data_dir = order.data / _key(planned.settings)
     if not (data_dir / "info.json").exists():
         conversations, held_out = preparation.read_data(planned.settings, order.folder)

@@ -3,8 +3,9 @@
 It can be used like any published checkpoint: Hugging Face layout, safetensors, a real BPE tokenizer, a chat
 template. Its generation needs numpy, safetensors and tokenizers, but not torch.
 
-With the configuration of a larger Llama (:func:`config_of`), a checkpoint of that shape is generated without
-a download, for measurements of memory and speed, which do not depend on the weights' values.
+With the configuration of a larger Llama or Qwen 3 (:func:`config_of`), a checkpoint of that shape is
+generated without a download, for measurements of memory and speed, which do not depend on the values of the
+weights.
 """
 
 from __future__ import annotations
@@ -55,6 +56,9 @@ CONFIG: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
 }
 
+# Families of config_of with transformers' class of each; Qwen 3 normalizes the heads of queries and keys
+CLASSES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+
 # Maximum number of random values in a matrix; larger matrices, which tiny-llama does not have, repeat them
 _RANDOM_VALUES = 2**22
 _FILE_BYTES = 2**30  # a file of weights that has reached this size is followed by another
@@ -82,12 +86,13 @@ CHAT_TEMPLATE = (
 def config_of(spec: ModelSpec, dtype: str = "bfloat16") -> dict[str, Any]:
     """Build the config.json of a model, with weights of type ``dtype``: float32 or bfloat16.
 
-    Raises UserError for a model that is not a plain Llama.
+    Raises UserError for a model that is not a plain Llama or Qwen 3.
     """
-    if spec.family != "llama" or spec.experts or spec.qkv_bias or spec.o_bias or spec.mlp_bias:
+    if spec.family not in CLASSES or spec.experts or spec.qkv_bias or spec.o_bias or spec.mlp_bias:
         raise UserError(
-            f"{spec.name} ({spec.family}) cannot be generated with random weights: only plain Llamas can.",
-            "Choose a Llama from the table, such as llama-3.2-1b or llama-3.1-8b.",
+            f"{spec.name} ({spec.family}) cannot be generated with random weights: only plain Llamas and "
+            "Qwen 3 can.",
+            "Choose one from the table, such as llama-3.2-1b, llama-3.1-8b or qwen3-1.7b.",
         )
     rope: dict[str, Any] = {"rope_theta": spec.rope_theta, "rope_type": spec.rope_scaling_type or "default"}
     if spec.rope_scaling_type is not None:
@@ -98,6 +103,8 @@ def config_of(spec: ModelSpec, dtype: str = "bfloat16") -> dict[str, Any]:
             "original_max_position_embeddings": spec.rope_original_max_seq_len,
         }
     return CONFIG | {
+        "architectures": [CLASSES[spec.family]],
+        "model_type": spec.family,
         "dtype": dtype,
         "head_dim": spec.head_dim,
         "hidden_size": spec.hidden,
@@ -224,8 +231,8 @@ def _weights(seed: int, config: Mapping[str, Any]) -> Iterator[_Weight]:
             shared.append(draw(_RANDOM_VALUES))
         return _Weight(name, (rows, columns), shared[0])
 
-    def norm(name: str) -> _Weight:
-        return _Weight(name, (hidden,), np.ones(hidden, dtype=np.float32))
+    def norm(name: str, size: int = hidden) -> _Weight:
+        return _Weight(name, (size,), np.ones(size, dtype=np.float32))
 
     yield matrix("model.embed_tokens.weight", vocabulary, hidden)
     for layer in range(config["num_hidden_layers"]):
@@ -235,6 +242,9 @@ def _weights(seed: int, config: Mapping[str, Any]) -> Iterator[_Weight]:
         yield matrix(f"{prefix}self_attn.k_proj.weight", keys, hidden)
         yield matrix(f"{prefix}self_attn.v_proj.weight", keys, hidden)
         yield matrix(f"{prefix}self_attn.o_proj.weight", hidden, queries)
+        if config["model_type"] == "qwen3":
+            yield norm(f"{prefix}self_attn.q_norm.weight", head)
+            yield norm(f"{prefix}self_attn.k_norm.weight", head)
         yield norm(f"{prefix}post_attention_layernorm.weight")
         yield matrix(f"{prefix}mlp.gate_proj.weight", ffn, hidden)
         yield matrix(f"{prefix}mlp.up_proj.weight", ffn, hidden)

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import resource
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -167,6 +169,12 @@ _KINDS: dict[str, type[Any]] = {
 }
 
 
+@cache
+def _process(pid: int) -> psutil.Process:
+    """Return a process; its creation reads several files of /proc, a query of its memory one."""
+    return psutil.Process(pid)
+
+
 def memory_now(rank: int, step: int) -> Memory:
     """Measure this process's memory; torch's figures are None before this process uses a GPU by torch."""
     torch = sys.modules.get("torch")
@@ -181,7 +189,7 @@ def memory_now(rank: int, step: int) -> Memory:
         step=step,
         allocated_peak=allocated,
         reserved_peak=reserved,
-        rss=psutil.Process().memory_info().rss,
+        rss=_process(os.getpid()).memory_info().rss,
         rss_peak=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     )
 

@@ -65,7 +65,7 @@ def test_a_failure_during_writing_leaves_no_files(tmp_path: Path, monkeypatch: p
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["llama-3.2-1b", "llama-3.2-3b", "llama-3.1-8b"])
+@pytest.mark.parametrize("name", ["llama-3.2-1b", "llama-3.2-3b", "llama-3.1-8b", "qwen3-1.7b"])
 def test_a_generated_config_describes_the_model_of_the_catalog(name: str, tmp_path: Path) -> None:
     spec = models.find(name)
     (tmp_path / "config.json").write_text(json.dumps(tiny_llama.config_of(spec)))
@@ -76,8 +76,9 @@ def test_a_generated_config_describes_the_model_of_the_catalog(name: str, tmp_pa
             assert getattr(read, field.name) == getattr(spec, field.name), field.name
 
 
+@pytest.mark.parametrize("name", ["llama-3.2-1b", "qwen3-1.7b"])
 def test_a_checkpoint_of_another_shape_is_complete_and_has_its_parameter_count(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """bfloat16, several files, tied head, and matrices with repeated values."""
     import torch
@@ -85,9 +86,7 @@ def test_a_checkpoint_of_another_shape_is_complete_and_has_its_parameter_count(
 
     monkeypatch.setattr(tiny_llama, "_FILE_BYTES", 2**20)
     monkeypatch.setattr(tiny_llama, "_RANDOM_VALUES", 2**16)
-    spec = replace(
-        models.find("llama-3.2-1b"), layers=2, hidden=256, heads=4, kv_heads=2, ffn=512, vocab=8192
-    )
+    spec = replace(models.find(name), layers=2, hidden=256, heads=4, kv_heads=2, ffn=512, vocab=8192)
     folder = tiny_llama.make(tmp_path / "small", config=tiny_llama.config_of(spec))
     check_complete(folder)
     assert len(list(folder.glob("*.safetensors"))) > 2
@@ -102,6 +101,7 @@ def test_a_checkpoint_of_another_shape_is_complete_and_has_its_parameter_count(
     assert embedding[: 2**16].float().std().item() == pytest.approx(0.02, rel=0.02)
 
 
-def test_a_model_that_is_not_a_plain_llama_is_refused() -> None:
-    with pytest.raises(UserError, match="only plain Llamas"):
-        tiny_llama.config_of(models.find("mixtral-8x7b"))
+@pytest.mark.parametrize("name", ["mixtral-8x7b", "qwen2.5-7b", "qwen3-30b-a3b"])
+def test_a_model_of_a_family_that_is_not_generated_is_refused(name: str) -> None:
+    with pytest.raises(UserError, match="cannot be generated with random weights"):
+        tiny_llama.config_of(models.find(name))
