@@ -54,8 +54,8 @@ def test_pytest_selects_tests_by_path_unless_marks_are_given(
 def test_folders_without_slow_tests_are_not_imported_if_only_slow_tests_run() -> None:
     assert all(only_slow(marks) for marks in ("slow", "slow and not nightly", "nightly"))
     assert not any(only_slow(marks) for marks in (FAST, "", "slow or fast", "not nightly"))
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-n0", "-p", "no:cacheprovider", "-m", "slow"]
-    command.append("tests/estimator/hardware/prices")
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-n0", "-p", "no:cacheprovider"]
+    command += ["-m", "slow", "tests/estimator/hardware/prices"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert "collected 0 items" in done.stdout
 
