@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gc
 import json
 import os
 import signal
@@ -76,11 +77,32 @@ def pytest_configure() -> None:
     os.environ.setdefault("METAFLOW_CLIENT_CACHE_PATH", str(cache))
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Stop the garbage collector while tests are collected: half of the CPU time (28 s, now 14)."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()  # modules and items stay until the end
+        gc.enable()
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Import no module without slow tests if only slow tests run."""
+    is_test = collection_path.name.startswith("test_") and collection_path.suffix == ".py"
+    if is_test and selection.only_slow(config.option.markexpr):
+        return None if selection.names_slow(collection_path) else True
+    return None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Order the files: ``LONGEST`` first, then those with slow tests, then all others."""
     folder = Path(__file__).parent
     ranks = {folder / name: rank for rank, name in enumerate(LONGEST)}
     slow = {item.path for item in items if item.get_closest_marker("slow")}
+    if unnamed := [str(path) for path in slow if not selection.names_slow(path)]:
+        raise pytest.UsageError(f"Write pytest.mark.slow in {', '.join(unnamed)}: pytest -m slow skips them.")
     items.sort(key=lambda item: (ranks.get(item.path, len(ranks)), item.path not in slow))
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 WORKERS = 3  # also on two cores: most tests wait for processes
 FAST = "not slow"
+MARK = "mark.slow"  # in the text of each file with slow tests
 
 
 def default_marks(arguments: Sequence[str]) -> str:
@@ -26,6 +27,16 @@ def default_workers(arguments: Sequence[str]) -> int:
     if _names_tests(arguments) or all(Path(each).is_file() for each in arguments):
         return 0
     return WORKERS
+
+
+def only_slow(marks: str) -> bool:
+    """Whether an expression of ``-m`` selects slow tests only."""
+    return marks in ("slow", "nightly") or marks.startswith("slow and ")
+
+
+def names_slow(file: Path) -> bool:
+    """Whether a file may have slow tests, without importing it."""
+    return MARK in file.read_text(encoding="utf-8")
 
 
 def _names_tests(arguments: Sequence[str]) -> bool:

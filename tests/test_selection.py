@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.selection import FAST, WORKERS, default_marks, default_workers
+from tests.selection import FAST, WORKERS, default_marks, default_workers, only_slow
 
 ROOT = Path(__file__).parents[1]
 FILE = "tests/test_packaging.py"  # with fast and slow tests
@@ -49,6 +49,15 @@ def test_pytest_selects_tests_by_path_unless_marks_are_given(
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (FAST_TEST in done.stdout, SLOW_TEST in done.stdout) == (fast, slow)
+
+
+def test_folders_without_slow_tests_are_not_imported_if_only_slow_tests_run() -> None:
+    assert all(only_slow(marks) for marks in ("slow", "slow and not nightly", "nightly"))
+    assert not any(only_slow(marks) for marks in (FAST, "", "slow or fast", "not nightly"))
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-n0", "-p", "no:cacheprovider"]
+    command += ["-m", "slow", "tests/estimator/hardware/prices"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert "collected 0 items" in done.stdout
 
 
 def test_workers_inherit_the_tier_and_start_no_workers() -> None:
