@@ -122,7 +122,9 @@ def _run(request: SchedulerRun, place: Allocation) -> int:
 
 def _settings(file: Path | None, overrides: Sequence[str]) -> settings.Settings:
     """Build the settings from the file and the overrides."""
-    return settings.build({} if file is None else settings.read_file(file), overrides)
+    chosen = settings.build({} if file is None else settings.read_file(file), overrides)
+    settings.check_used(chosen, overrides)
+    return chosen
 
 
 def _own_options() -> set[str]:
