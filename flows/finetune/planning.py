@@ -15,7 +15,7 @@ from decorators._metaflow import Backend, command, compiles_only, resumed_artifa
 from decorators.backends import cluster_name, destination
 from estimator import hardware
 from estimator.calibration import Calibration
-from estimator.errors import UserError
+from estimator.errors import UserError, impossible_paths_refused
 from estimator.hardware import local_machine
 from estimator.job import Job, Target
 from estimator.option_names import option_name
@@ -151,6 +151,7 @@ def _overrides(params: Mapping[str, Any]) -> Sequence[str]:
     return params.get("overrides") or params.get("set") or ()
 
 
+@impossible_paths_refused()
 def plan_from_parameters(params: Mapping[str, Any], backend: Backend) -> Plan:
     """Plan the run that these parameters describe. Raises UserError before any resource is requested.
 
