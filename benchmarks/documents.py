@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import json
 import re
 import textwrap
@@ -251,31 +252,48 @@ def proved_tasks() -> str:
 
 
 def models_by_engine() -> str:
-    """Build the table of models that any engine trains, with a column per engine and method."""
-    groups: dict[tuple[str | None, ...], list[str]] = {}
+    """Build the table of model families that any engine trains, with a column per engine and method.
+
+    A family is one row; a model of it that differs from most of them is named in a row of its own.
+    """
+    trained: dict[str, dict[tuple[str | None, ...], list[str]]] = {}
     planned_only: dict[str, list[str]] = {}
     for name in models.names():
+        family = models.find(name).family
         if runs_somewhere(name):
             reasons = [refusal_of_column(name, *column) for column in COLUMNS]
             general = tuple(reason and _general(reason, name) for reason in reasons)
-            groups.setdefault(general, []).append(f"`{name}`")
+            trained.setdefault(family, {}).setdefault(general, []).append(name)
         else:
             clause = refusal(name, "deepspeed", "full") or ""
-            planned_only.setdefault(clause.replace(name, "it"), []).append(f"`{name}`")
+            planned_only.setdefault(clause.replace(name, "it"), []).append(name)
+    rows: dict[tuple[str | None, ...], list[str]] = {}
+    for family, groups in trained.items():
+        usual = max(groups, key=lambda general: len(groups[general]))
+        for general, names in groups.items():
+            labels = [f"`{family}`"] if general == usual else [f"model `{name}`" for name in names]
+            rows.setdefault(general, []).extend(labels)
     heads = list(dict.fromkeys(engines for engines, _ in COLUMNS))
-    lines = [f"| Models | {' | '.join(map(', '.join, heads))} | Refused, because |"]
+    lines = [f"| Family (`model_type`) | {' | '.join(map(', '.join, heads))} | Refused, because |"]
     lines.append("|---" * (len(heads) + 2) + "|")
-    for general, names in groups.items():
+    for general, labels in rows.items():
         methods: dict[tuple[str, ...], list[str]] = {engines: [] for engines in heads}
         for (engines, method), reason in zip(COLUMNS, general, strict=True):
             methods[engines] += [] if reason else [method]
         cells = [", ".join(methods[engines]) or "no" for engines in heads]
         clauses = dict.fromkeys(reason for reason in general if reason)
-        lines.append(f"| {', '.join(names)} | {' | '.join(cells)} | {'; '.join(clauses)} |")
+        lines.append(f"| {', '.join(labels)} | {' | '.join(cells)} | {'; '.join(clauses)} |")
     lines += ["", "No engine trains these; `finetune plan` plans for them.", ""]
     lines += ["| Models | Because |", "|---|---|"]
-    lines += [f"| {', '.join(names)} | {clause} |" for clause, names in planned_only.items()]
+    lines += [f"| {_patterns(names)} | {clause} |" for clause, names in planned_only.items()]
     return "\n".join(lines)
+
+
+def _patterns(names: Sequence[str]) -> str:
+    """Return names with a common beginning as one pattern: `mpt-pretrain-*`."""
+    words = zip(*(name.split("-") for name in names), strict=False)
+    common = [word[0] for word in itertools.takewhile(lambda word: len(set(word)) == 1, words)]
+    return f"`{'-'.join(common)}-*`" if common and names[1:] else ", ".join(f"`{name}`" for name in names)
 
 
 def _general(reason: str, name: str) -> str:

@@ -9,7 +9,7 @@ from checklist.options import flags, help_of, type_of
 from estimator.cli.help import Line, page
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from pydantic import BaseModel
     from pydantic.fields import FieldInfo
@@ -30,6 +30,13 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Marks on Kubernetes nodes": ("label", "taint", "apply", "most_share"),
 }
 """Options in the order of the page; a command shows those that it has."""
+RARE = frozenset(
+    (
+        *("suspects", "priority_class", "pod_template", "system", "reference_node", "reference_settings"),
+        *("accept_baseline", "op_timeout", "start_timeout", "pushgateway", "cloudwatch", "most_share"),
+    )
+)
+"""Options that only the page with all options shows, for commands that have two pages."""
 _METAVARS = {
     "datastore": "FOLDER",
     "directory": "FOLDER",
@@ -55,9 +62,13 @@ def help_page(
     example: str,
     more: Mapping[str, Sequence[Line]] | None = None,
     closing: Sequence[str] = (),
+    hidden: Collection[str] = (),
 ) -> str:
-    """Format the help of a command with these options. ``more``: other options, first in their groups."""
-    fields = flags(options)
+    """Format the help of a command with these options.
+
+    ``more``: other options, first in their groups. ``hidden``: options that are left out.
+    """
+    fields = {name: field for name, field in flags(options).items() if name not in hidden}
     groups = {
         group: [_line(name, fields[name]) for name in names if name in fields]
         for group, names in GROUPS.items()

@@ -23,7 +23,7 @@ from estimator.names import did_you_mean
 from estimator.terminal import print
 
 if TYPE_CHECKING:
-    from estimator.cli.plan import GoalOptions, JobOptions
+    from estimator.cli.plan_options import GoalOptions, JobOptions
     from estimator.hardware.cluster import Cluster
     from estimator.job import Job, Target
     from estimator.plan import Plan
@@ -90,7 +90,7 @@ class DeclaredPlan:
         """Return the options with the parameters' values in them, converted to their types."""
         from pydantic import TypeAdapter, ValidationError
 
-        from estimator.cli.plan import GoalOptions, JobOptions
+        from estimator.cli.plan_options import GoalOptions, JobOptions
 
         kinds = (JobOptions, GoalOptions)
         hints = {name: hint for kind in kinds for name, hint in get_type_hints(kind).items()}
@@ -131,7 +131,7 @@ class DeclaredPlan:
 
 def signature() -> inspect.Signature:
     """Return the signature of ``@gpu_profile``: arguments, sizes and the options of ``finetune plan``."""
-    from estimator.cli.plan import GoalOptions, JobOptions
+    from estimator.cli.plan_options import GoalOptions, JobOptions
 
     arguments: dict[str, tuple[Any, Any]] = {
         "plan": (Callable[..., Any] | None, None),

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from estimator.formatting import printable
@@ -58,3 +62,19 @@ class CannotFit(UserError):  # noqa: N818 - it is a result with a plan in it, mo
         if suggestions:
             options = ", or ".join(format_suggestion(suggestion) for suggestion in suggestions)
             self.advice = f"It would run with {options}. {advice}".strip()
+
+
+@contextmanager
+def impossible_paths_refused() -> Iterator[None]:
+    """Raise UserError for a path that the system cannot resolve: a name too long, a loop of links.
+
+    ``Path.exists`` and ``Path.is_file`` raise OSError for them.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENAMETOOLONG, errno.ELOOP):
+            raise
+        path = str(error.filename)
+        shown = path if len(path) <= 80 else f"{path[:60]}..."
+        raise UserError(f"{shown}: {os.strerror(error.errno)}.", "Use another path.") from None

@@ -21,7 +21,7 @@ from typing import Annotated
 import typer
 
 from estimator import logs
-from estimator.errors import USER_ERROR_STATUS, UserError
+from estimator.errors import USER_ERROR_STATUS, UserError, impossible_paths_refused
 from estimator.terminal import print
 from launchers import settings
 from launchers.base.workdir import work_folder
@@ -80,7 +80,8 @@ def launch(
         place = node_address()
         if place.scheduler == "none":
             outlive_parent()
-        values = _settings(settings_file, overrides or ())
+        with impossible_paths_refused():
+            values = _settings(settings_file, overrides or ())
         request = SchedulerRun(
             settings=values,
             output=(output or Path(values.output_dir)).expanduser().absolute(),
@@ -103,6 +104,7 @@ def _run(request: SchedulerRun, place: Allocation) -> int:
     """Train as this node of the run and return the exit status; only node 0 prints a failure in full."""
     try:
         with (
+            impossible_paths_refused(),
             work_folder(place.job or "job", f"node{place.node}", place.attempt) as work,
             logs.recording(request.log_file(place)),
         ):
@@ -122,7 +124,9 @@ def _run(request: SchedulerRun, place: Allocation) -> int:
 
 def _settings(file: Path | None, overrides: Sequence[str]) -> settings.Settings:
     """Build the settings from the file and the overrides."""
-    return settings.build({} if file is None else settings.read_file(file), overrides)
+    chosen = settings.build({} if file is None else settings.read_file(file), overrides)
+    settings.check_used(chosen, overrides)
+    return chosen
 
 
 def _own_options() -> set[str]:

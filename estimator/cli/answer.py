@@ -11,7 +11,7 @@ from typing import Any
 
 from estimator import calibration, hardware, memory, models, throughput
 from estimator.calibration import Calibration, Correction
-from estimator.cli.options import PlaceOptions, SetupOptions, bandwidth_of, tokens_of
+from estimator.cli.options import PlaceOptions, SetupOptions, bandwidth_of, methods_of, tokens_of
 from estimator.cli.steps import setup_from
 from estimator.errors import UserError
 from estimator.hardware.catalogue import Gpu, Instance
@@ -20,7 +20,6 @@ from estimator.plan import MemoryEstimate
 from estimator.planning.places import RDMA_FABRICS
 from estimator.setup import Setup
 from estimator.throughput import MeasuredBandwidth, Speed
-from estimator.vocabulary import automatic_methods
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -156,11 +155,7 @@ def estimate_configuration(options: SetupOptions, place: PlaceOptions) -> Config
     model = models.resolve(options.model).spec
     gpu_name = instance.gpu if instance else place.gpu
     gpu = hardware.gpu(gpu_name) if gpu_name else None
-    methods = (
-        automatic_methods(low_rank=options.lora_rank is not None)
-        if options.method == "auto"
-        else (options.method,)
-    )
+    methods = methods_of(options) if options.method == "auto" else (options.method,)
     for method in methods:  # the first that fits, otherwise the last
         setup = setup_from(dataclasses.replace(options, method=method), model, gpus, gpu)
         result = estimate_setup(setup, site_of(place, setup, instance))

@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 
 from estimator import logs
 from estimator.cli.help import PlainHelp
-from estimator.errors import USER_ERROR_STATUS, CannotFit, UserError
+from estimator.errors import USER_ERROR_STATUS, CannotFit, UserError, impossible_paths_refused
 from estimator.names import check_options, did_you_mean
 from estimator.terminal import print
 
@@ -102,7 +102,8 @@ class Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         """Run the command. User errors print two lines and exit with 2; interrupts are silent."""
         try:
-            result = super().invoke(ctx)
+            with impossible_paths_refused():
+                result = super().invoke(ctx)
             sys.stdout.flush()
         except CannotFit as error:
             logs.show_traceback(error)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from estimator import calibration, hardware, memory
-from estimator.cli import output
+from estimator.cli import output, unused
 from estimator.cli.answer import ConfigurationEstimate, catalogue, estimate_configuration
 from estimator.cli.common import option
 from estimator.cli.help import GROUPS
@@ -55,6 +55,7 @@ def estimate(
             )
             return
         result = estimate_configuration(options, place)
+        unused.check_estimate(options, place, result.setup)
         for problem in result.site.problems:
             output.note(problem)
         if result.usd_per_hour is not None and result.site.instance is not None:

@@ -20,6 +20,7 @@ from estimator.models.vision import IMAGE_SIDE
 if TYPE_CHECKING:
     from estimator.throughput import MeasuredBandwidth
 
+OF_LOW_RANK = ("lora_rank", "lora_targets", "lora_experts", "trained_modules")  # fields for LoRA only
 _TRAINING, _WHERE = GROUPS[2:4]
 _ADAPT, _STEP, _SHARD, _PLACE = (
     MORE + name for name in ("model and adapters", "training step", "sharding and parallelism", "hardware")
@@ -288,6 +289,15 @@ def _parameters_of(kind: Any) -> list[inspect.Parameter]:
         )
         for field in dataclasses.fields(kind)
     ]
+
+
+def methods_of(options: SharedOptions) -> tuple[vocabulary.LaunchedMethod, ...]:
+    """Return the methods that "auto" may take: those to which all options that are set apply."""
+    values = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
+    is_set = any(values[name] not in (None, False, "") for name in (*OF_LOW_RANK, "adapter_only"))
+    return vocabulary.automatic_methods(
+        low_rank=is_set, quantized=values["quantization"] not in (None, "none")
+    )
 
 
 def names_of(text: str) -> tuple[str, ...]:

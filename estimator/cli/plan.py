@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import os
 import textwrap
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from estimator.cli import output
+from estimator.cli import output, unused
 from estimator.cli.common import common, option
-from estimator.cli.help import GROUPS, MORE
-from estimator.cli.options import SharedOptions, bandwidth_of, expanded, names_of, tokens_of
+from estimator.cli.help import GROUPS
+from estimator.cli.options import bandwidth_of, expanded, methods_of, names_of, tokens_of
+from estimator.cli.plan_options import GoalOptions, JobOptions
 from estimator.errors import UserError
 from estimator.terminal import print
-from estimator.vocabulary import (
-    METHODS,
-    PLANNED_ENGINES,
-    LaunchedMethod,
-    automatic_methods,
-)
 
 if TYPE_CHECKING:
     from estimator.hardware.cluster import Cluster
@@ -28,140 +21,8 @@ if TYPE_CHECKING:
     from estimator.plan import Plan
     from estimator.planning.goals import Goals
 
-_OF_ADAPTERS = ("lora_rank", "lora_targets", "lora_experts", "adapter_only", "trained_modules")
 EXPENSIVE_USD = 10.0  # price per hour of full training from which LoRA is mentioned
-_TRAINING, _WHERE, _OUTPUT = GROUPS[2:]
-_ADAPT, _STEP, _SHARD, _PLACE = (
-    MORE + name for name in ("model and adapters", "training step", "sharding and parallelism", "hardware")
-)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class JobOptions(SharedOptions):
-    """Options that describe the training job. None: the planner decides."""
-
-    method: Annotated[str, common("method")] = "auto"
-    engine: Annotated[str, common("engine", choices=(*PLANNED_ENGINES, "auto"))] = "auto"
-    global_batch_size: Annotated[int | None, common("global_batch_size")] = None
-    lora_rank: Annotated[int | None, common("lora_rank")] = None
-    lora_targets: Annotated[
-        str | None,
-        option(_ADAPT, "Linear layers with LoRA: comma-separated names, or all-linear (the default)."),
-    ] = None
-    quantization: Annotated[str | None, common("quantization")] = None
-    optimizer: Annotated[str, common("optimizer")] = "adamw"
-
-    precision: Annotated[str, common("precision")] = "auto"
-    micro_batch_size: Annotated[int | None, common("micro_batch_size")] = None
-    activation_checkpointing: Annotated[bool | None, common("activation_checkpointing")] = None
-    packing: Annotated[bool | None, common("packing")] = None
-    recompute_what: Annotated[
-        str | None,
-        option(_STEP, "What activation checkpointing recomputes: full or selective. Default: the fastest."),
-    ] = None
-    recompute_every: Annotated[int | None, option(_STEP, "Checkpoint one of every N blocks.")] = None
-    fp8: Annotated[str, option(_STEP, "Scaling of float8 matrix products (fsdp2): tensorwise, rowwise.")] = (
-        "none"
-    )
-    compile: Annotated[
-        bool | None,
-        option(
-            _STEP,
-            "Compile the model with torch.compile. Default: on GPUs where tested.",
-            "--compile/--no-compile",
-        ),
-    ] = None
-    liger: Annotated[
-        bool | None,
-        option(
-            _STEP,
-            "Use the fused kernels of Liger-Kernel. Default: on GPUs where tested.",
-            "--liger/--no-liger",
-        ),
-    ] = None
-    zero_stage: Annotated[int | None, option(_SHARD, "ZeRO stage of DeepSpeed: 0, 1, 2 or 3.")] = None
-    fsdp_sharding: Annotated[
-        str | None, option(_SHARD, "FSDP2 sharding: full, or grad-op (weights stay gathered).")
-    ] = None
-    fsdp_replicas: Annotated[int | None, option(_SHARD, "FSDP2 replicas of the model (hybrid sharding).")] = (
-        None
-    )
-    zero_offload: Annotated[
-        str, option(_SHARD, "DeepSpeed: keep the optimizer in host memory: none, cpu.")
-    ] = "none"
-    fsdp_offload: Annotated[str, option(_SHARD, "FSDP2: keep all shards in host memory: none, cpu.")] = "none"
-    tp: Annotated[int | None, option(_SHARD, "Degree of tensor parallelism.")] = None
-    cp: Annotated[int | None, option(_SHARD, "Degree of context parallelism.")] = None
-    pp: Annotated[int | None, option(_SHARD, "Degree of pipeline parallelism.")] = None
-    ep: Annotated[int | None, option(_SHARD, "Degree of expert parallelism.")] = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GoalOptions:
-    """Options that describe the goal and the hardware."""
-
-    tokens: Annotated[str | None, common("tokens")] = None
-    dataset_tokens: Annotated[str | None, option(_TRAINING, "Tokens per epoch, instead of --tokens.")] = None
-    epochs: Annotated[int | None, option(_TRAINING, "Number of epochs, with --dataset-tokens.")] = None
-    deadline_hours: Annotated[
-        float | None, option(_WHERE, "Cheapest plan that finishes within this many hours")
-    ] = None
-    budget_usd: Annotated[float | None, option(_WHERE, "Fastest plan within this budget in USD")] = None
-    prefer: Annotated[str, option(_WHERE, "Rank by price or speed")] = "price"
-
-    gpu: Annotated[str | None, common("gpu")] = None
-    instance_type: Annotated[list[str] | None, common("instance_type")] = None
-    cloud: Annotated[list[str] | None, common("cloud")] = None
-    capacity: Annotated[
-        str,
-        option(
-            _PLACE, "Rank instance types with poor availability last (usual), or treat all equally (any)."
-        ),
-    ] = "usual"
-    spot: Annotated[bool, common("spot")] = False
-    interruption_rate: Annotated[
-        float | None, option(_PLACE, "With --spot: interruptions per node and hour.")
-    ] = None
-    nodes: Annotated[int | None, common("nodes")] = None
-    gpus: Annotated[int | None, common("gpus")] = None
-    max_nodes: Annotated[int | None, option(_PLACE, "Maximum number of nodes. Default: 16.")] = None
-    max_gpus: Annotated[int | None, option(_PLACE, "Maximum number of GPUs over all nodes.")] = None
-    tight: Annotated[
-        bool,
-        option(
-            _PLACE, "Rank plans with a risk of 2 to 20 % of running out of memory like others.", "--tight"
-        ),
-    ] = False
-    here: Annotated[
-        bool | None,
-        option(_WHERE, "Plan for this machine's GPUs (default if it has any)", "--here/--no-here"),
-    ] = None
-    from_cluster: Annotated[
-        bool, option(_WHERE, "Plan for the nodes of your Kubernetes cluster.", "--from-cluster")
-    ] = False
-    context: Annotated[str | None, option(_PLACE, "With --from-cluster: context of the kubeconfig.")] = None
-    namespace: Annotated[
-        str | None,
-        option(
-            _PLACE,
-            "With --from-cluster: namespace whose quotas apply. Default: METAFLOW_KUBERNETES_NAMESPACE.",
-        ),
-    ] = None
-    hardware: Annotated[Path | None, option(_PLACE, "CSV file with your own GPUs and machines.")] = None
-    busbw_intra: Annotated[float | None, option(_PLACE, "Measured bus bandwidth inside a node, in GB/s.")] = (
-        None
-    )
-    busbw_inter: Annotated[
-        float | None, option(_PLACE, "Measured bus bandwidth between nodes, in GB/s per GPU.")
-    ] = None
-    calibration: Annotated[
-        bool,
-        option(
-            _PLACE,
-            "Correct predictions by the measurements of finished runs.",
-            "--calibration/--no-calibration",
-        ),
-    ] = True
+_OUTPUT = GROUPS[-1]
 
 
 @expanded
@@ -243,13 +104,14 @@ def job_from(job_options: JobOptions) -> Job:
     from estimator.job import DEFAULT_BATCH, Job
     from estimator.setup import LlamaAdapter
 
+    unused.check_plan(job_options)
     batch = job_options.global_batch_size
     model = images.trained_model(models.resolve(job_options.model).spec, job_options.resolution)
     vision.check_model(job_options.vision, model)
     return Job(
         model=model,
         method=job_options.method,  # type: ignore[arg-type]
-        methods=_methods(job_options),
+        methods=methods_of(job_options),
         engine=job_options.engine,  # type: ignore[arg-type]
         task=images.task_for(model, job_options.task),  # type: ignore[arg-type]
         seq_len=images.length_of(model, job_options.seq_len),
@@ -263,7 +125,7 @@ def job_from(job_options: JobOptions) -> Job:
         lora_targets=_targets(job_options.lora_targets or "all-linear", model),
         lora_experts=job_options.lora_experts,
         adapter_only=job_options.adapter_only,
-        quantization=_quantization(job_options),  # type: ignore[arg-type]
+        quantization=job_options.quantization or "nf4-double",  # type: ignore[arg-type]
         trained_modules=names_of(job_options.trained_modules),
         llama_adapter=LlamaAdapter(
             prompt_length=job_options.adapter_prompt_length, start_layer=job_options.adapter_start_layer
@@ -292,25 +154,6 @@ def job_from(job_options: JobOptions) -> Job:
 def _offload(job_options: JobOptions) -> str:
     offloads = (job_options.zero_offload, job_options.fsdp_offload)
     return next((value for value in offloads if value != "none"), "none")
-
-
-def _methods(job_options: JobOptions) -> tuple[LaunchedMethod, ...]:
-    """Return the methods that "auto" may take: those to which all options that are set apply."""
-    is_set = any(getattr(job_options, name) not in (None, False, "") for name in _OF_ADAPTERS)
-    return automatic_methods(low_rank=is_set, quantized=job_options.quantization is not None)
-
-
-def _quantization(job_options: JobOptions) -> str:
-    if (
-        job_options.quantization
-        and job_options.method in METHODS
-        and not METHODS[job_options.method].quantized
-    ):
-        raise UserError(
-            f"--quantization {job_options.quantization} needs method qlora, not {job_options.method}.",
-            "Use --method qlora, or remove --quantization.",
-        )
-    return job_options.quantization or "nf4-double"
 
 
 def _targets(text: str, model: ModelSpec) -> tuple[str, ...]:
@@ -365,6 +208,7 @@ def _plans_here(options: GoalOptions) -> bool:
 def goals_from(goal_options: GoalOptions) -> Goals:
     from estimator.planning.goals import Goals
 
+    unused.check_goals(goal_options)
     if goal_options.interruption_rate is not None and not goal_options.spot:
         raise UserError("--interruption-rate needs --spot.", "Add --spot, or remove --interruption-rate.")
     return Goals(

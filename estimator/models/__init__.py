@@ -55,6 +55,7 @@ __all__ = [
 ]
 
 TABLE = Path(__file__).parents[1] / "data" / "models.csv"
+UNSUPPORTED = TABLE.with_name("unsupported_models.csv")  # names that users ask for
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
@@ -65,7 +66,8 @@ def find(name: str) -> ModelSpec:
     """
     model = _table().get(_normal(name)) or diffusion.MODELS.get(_normal(name))
     if model is None:
-        raise UserError(f"There is no model {name!r} in the model table.", _nearest(name))
+        reason, advice = _nearest(name)
+        raise UserError(f"There is no model {name!r} in the model table{reason}.", advice)
     return model
 
 
@@ -144,10 +146,14 @@ def aliases(name: str) -> list[str]:
     return [key for key, value in _models_by_key().items() if value is model and key != model.name]
 
 
-def _nearest(name: str) -> str:
+def _nearest(name: str) -> tuple[str, str]:
+    """Return why a model has no name here ("" if that is unknown), and advice with similar names."""
+    for prefix, (nearest, reason) in _unsupported().items():
+        if _normal(name).startswith(prefix):
+            return f": {reason}", f"The nearest supported model: --model {nearest}"
     rows: dict[str, ModelSpec | DiffusionSpec] = {**_table(), **diffusion.MODELS}
     suggestion = did_you_mean(_normal(name), rows, shown={key: row.name for key, row in rows.items()})
-    return f"{suggestion} A Hugging Face id or a local directory works too.".lstrip()
+    return "", f"{suggestion} A Hugging Face id or a local directory works too.".lstrip()
 
 
 def _normal(name: str) -> str:
@@ -165,6 +171,13 @@ def _table() -> dict[str, ModelSpec]:
         if rows.setdefault(_normal(key), model) is not model:
             raise ValueError(f"{TABLE.name}: {key} names two models")
     return rows
+
+
+@lru_cache(maxsize=1)
+def _unsupported() -> dict[str, tuple[str, str]]:
+    """Return nearest supported model and reason of names that users ask for, by the name's beginning."""
+    with UNSUPPORTED.open(newline="", encoding="utf-8") as file:
+        return {row["name"]: (row["nearest"], row["reason"]) for row in csv.DictReader(file)}
 
 
 @lru_cache(maxsize=1)

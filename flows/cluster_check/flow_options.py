@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from checklist.option_help import help_page
+from checklist.option_help import RARE, help_page
 from estimator.cli.help import Line
 from estimator.names import check_options
 from flows.cluster_check.launch import FlowOptions
@@ -14,7 +14,7 @@ from flows.commands.run_options import OF_METAFLOW
 
 
 def check_help(command: str, *, everything: bool = False) -> str:
-    """Format the help of ``command``. ``everything``: with Metaflow's options."""
+    """Format the help of ``command``. ``everything``: with rarely used options and Metaflow's."""
     backend = Line(names="--with BACKEND", text="Run on kubernetes or batch", default="here")
     more = {"Where": [backend]}
     if everything:
@@ -26,7 +26,8 @@ def check_help(command: str, *, everything: bool = False) -> str:
         FlowOptions,
         example="finetune check --with kubernetes --nodes 4 --gpus-per-node 8",
         more=more,
-        closing=() if everything else ["--help-all shows Metaflow's options, too."],
+        closing=() if everything else [f"--help-all shows {len(RARE)} more options, and Metaflow's."],
+        hidden=() if everything else RARE,
     )
 
 

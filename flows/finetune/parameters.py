@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
 from metaflow import Config, FlowSpec, Parameter, config_expr
@@ -12,7 +13,7 @@ from estimator.cli.common import COMMON
 from flows.commands.flow_commands import config_file
 from flows.commands.run_help import CHECKS
 from flows.finetune import planning
-from launchers.settings import choices_of, help_of, overlay, parse_yaml
+from launchers.settings import choices_of, help_of, overlay, parse_file, parse_yaml
 
 
 def setting_parameter(name: str, kind: type = str) -> Any:
@@ -50,7 +51,8 @@ def read_settings(text: str) -> dict[str, Any]:
     Defaults are filled in only for settings that are flow parameters, whose own defaults refer to them.
     """
     with user_errors():
-        values = parse_yaml(text, config_file(sys.argv[1:], "settings").parent)
+        file = config_file(sys.argv[1:], "settings")
+        values = parse_yaml(text) if file == Path() else parse_file(text, file)
     return overlay(planning.defaults_of_flags(), values)
 
 

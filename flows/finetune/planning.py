@@ -7,7 +7,7 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +15,10 @@ from decorators._metaflow import Backend, command, compiles_only, resumed_artifa
 from decorators.backends import cluster_name, destination
 from estimator import hardware
 from estimator.calibration import Calibration
-from estimator.errors import UserError
+from estimator.errors import UserError, impossible_paths_refused
 from estimator.hardware import local_machine
 from estimator.job import Job, Target
+from estimator.option_names import option_name
 from estimator.plan import Plan
 from estimator.planning import obstacles, planner
 from estimator.planning.goals import ATTEMPTS, Goals
@@ -84,6 +85,13 @@ FLAGS = {
     "max_disruptions": "resources.max_disruptions",
     "fabric": "resources.fabric",
 }
+# Settings that only a run on Kubernetes or AWS Batch uses
+OF_CLUSTERS = (
+    *("resources.spot", "resources.interruption_rate", "resources.from_catalogue", "resources.capacity"),
+    *("resources.queue", "resources.queue_system", "resources.priority", "resources.priority_class"),
+    *("resources.zone", "resources.fabric", "resources.pod_template", "resources.pending_timeout"),
+    "resources.max_disruptions",
+)
 # Those of flows/rejection_flow.py alone, whose attributes for them are asked_score and asked_answers.
 REJECTION_FLAGS = {"score": "rejection.score", "answers": "rejection.answers"}
 LISTS = ("tracker", "eval_harness")  # flags with a comma-separated list
@@ -133,10 +141,17 @@ def settings_from(config: Mapping[str, Any], params: Mapping[str, Any]) -> Setti
         if flag in LISTS and isinstance(value, str):
             value = [part.strip() for part in value.split(",")]
         flags[name] = value
-    overrides = params.get("overrides") or params.get("set") or ()
-    return settings.build(config, overrides, flags)
+    chosen = settings.build(config, _overrides(params), flags)
+    settings.check_used(chosen, _overrides(params))
+    return chosen
 
 
+def _overrides(params: Mapping[str, Any]) -> Sequence[str]:
+    """Return the values of ``--set``."""
+    return params.get("overrides") or params.get("set") or ()
+
+
+@impossible_paths_refused()
 def plan_from_parameters(params: Mapping[str, Any], backend: Backend) -> Plan:
     """Plan the run that these parameters describe. Raises UserError before any resource is requested.
 
@@ -145,6 +160,7 @@ def plan_from_parameters(params: Mapping[str, Any], backend: Backend) -> Plan:
     cluster's newest checklist failed. ``--plan-only`` prints the plan and exits.
     """
     settings = settings_from(params.get("settings") or {}, params)
+    _check_options(params, backend)
     machine = local_machine.detect() if backend == "local" else None
     rejection = rejection_plan.check(settings) if "score" in params else None
     try:
@@ -182,6 +198,24 @@ def plan_from_parameters(params: Mapping[str, Any], backend: Backend) -> Plan:
         scorer = scorers.stage_scorer(settings.rejection.score if rejection else settings.rl.reward)
         artifacts.carry(model, staged | scorer | harness.stage_tasks(run.settings))
     return run.plan
+
+
+def _check_options(params: Mapping[str, Any], backend: Backend) -> None:
+    """Raise UserError for an option of this command line that this flow, or this machine, does not use."""
+    typed = {argument.partition("=")[0] for argument in _original_arguments or sys.argv[1:]}
+    overrides = [override.partition("=")[0].strip() for override in _overrides(params)]
+    other_flow = next((name for name in overrides if name.startswith("rejection.")), None)
+    if other_flow is not None and "score" not in params:
+        raise UserError(
+            f"{option_name(other_flow)} applies to rejection sampling only.",
+            "Use `finetune flow rejection run`, or remove it.",
+        )
+    option = next((option_name(name) for name in OF_CLUSTERS if option_name(name) in typed), None)
+    if option is not None and backend == "local" and command() == "run":
+        raise UserError(
+            f"{option} has no effect on this machine.",
+            "Remove it, or use a cluster: --with kubernetes or --with batch.",
+        )
 
 
 def _command(params: Mapping[str, Any]) -> str:

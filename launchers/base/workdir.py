@@ -166,9 +166,18 @@ def _lock(file: IO[str]) -> bool:
     return True
 
 
+# Errors of writes for which there is no space, with a remark if the disk itself is not full
+_NO_SPACE_ERRORS = {
+    errno.ENOSPC: "",
+    errno.EDQUOT: " (quota exceeded)",
+    errno.EFBIG: " (largest size of a file there, or `ulimit -f`)",
+}
+_PROBE_BYTES = 16 * 2**20
+
+
 def is_disk_full(error: BaseException) -> bool:
-    """Whether the error reports a full disk or an exceeded quota."""
-    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    """Whether the error reports a full disk, an exceeded quota or a file that is too large."""
+    return isinstance(error, OSError) and error.errno in _NO_SPACE_ERRORS
 
 
 def is_caused_by_full_disk(error: BaseException, folder: Path) -> bool:
@@ -176,17 +185,26 @@ def is_caused_by_full_disk(error: BaseException, folder: Path) -> bool:
     for link in _chain(error):
         if is_disk_full(link) or "No space left on device" in str(link) or "os error 28" in str(link):
             return True
-        if _TORN_WRITE.search(str(link)) and shutil.disk_usage(folder).free < 16 * 2**20:
+        if _TORN_WRITE.search(str(link)) and not _has_space(folder):
             return True
     return False
 
 
+def _has_space(folder: Path) -> bool:
+    """Whether a file of 16 MiB can be written to the folder: free space does not show a quota."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            os.posix_fallocate(file.fileno(), 0, _PROBE_BYTES)
+    except OSError as error:
+        return not is_disk_full(error)
+    return True
+
+
 def file_of_error(error: BaseException, otherwise: Path) -> str:
-    """Return the file that could not be written, or ``otherwise`` if the error does not name it."""
-    file_names = (
-        str(cause.filename) for cause in _chain(error) if isinstance(cause, OSError) and cause.filename
-    )
-    return next(file_names, str(otherwise))
+    """Return the file that could not be written, or ``otherwise``; with a remark on quotas and limits."""
+    causes = [cause for cause in _chain(error) if isinstance(cause, OSError)]
+    name = next((str(cause.filename) for cause in causes if cause.filename), str(otherwise))
+    return name + next((_NO_SPACE_ERRORS[cause.errno] for cause in causes if is_disk_full(cause)), "")  # type: ignore[index]
 
 
 @contextmanager

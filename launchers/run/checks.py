@@ -14,7 +14,6 @@ from estimator import models
 from estimator.errors import UserError
 from estimator.formatting import format_bytes
 from estimator.models import ModelSpec
-from estimator.option_names import option_name
 from estimator.plan import MIB, Plan
 from estimator.vocabulary import ENGINES, LAUNCHED_ENGINES, METHODS, TASKS
 from launchers import engines
@@ -23,7 +22,7 @@ from launchers.run.job import first_supported_engine, unsupported
 from launchers.scoring.check import check_function
 from launchers.scoring.functions import scorer_of
 from launchers.scoring.reward_model import check_reward_model
-from launchers.settings import Settings
+from launchers.settings import Settings, check_used
 
 
 def check_supported(
@@ -43,15 +42,7 @@ def check_supported(
             "the model's folder.",
             "Read that code; with --trust-remote-code it runs in the tasks of the run, and nowhere else.",
         )
-    if settings.unused:
-        name = settings.unused[0]
-        raise UserError(f"{option_name(name)} does not apply to task {settings.task}.", "Remove it.")
-    if settings.unused_by_method:
-        name = settings.unused_by_method[0]
-        raise UserError(
-            f"{option_name(name)} does not apply to --method {settings.method}.",
-            "Remove it, or choose the method it belongs to.",
-        )
+    check_used(settings)
     _check_adapter_only(settings)
     engine = first_supported_engine(settings, spec) if settings.engine == "auto" else settings.engine
     reason = unsupported(engine, settings, spec)

@@ -12,13 +12,15 @@ from launchers.settings.description import (
     type_of,
 )
 from launchers.settings.fields import Settings
-from launchers.settings.reading import build, overlay, parse_yaml, read_file
+from launchers.settings.reading import build, overlay, parse_file, parse_yaml, read_file
+from launchers.settings.unused import check_used
 
 __all__ = [
     "SCHEMA_FILE",
     "Settings",
     "annotation_of",
     "build",
+    "check_used",
     "choices_of",
     "default_of",
     "dotted_names",
@@ -26,6 +28,7 @@ __all__ = [
     "help_of",
     "json_schema",
     "overlay",
+    "parse_file",
     "parse_yaml",
     "read_file",
     "type_of",

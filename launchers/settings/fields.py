@@ -58,11 +58,6 @@ _METHODS_HELP = (
 )
 
 
-def _changed(section: Section) -> list[str]:
-    """Return the names of the section's settings that differ from their defaults."""
-    return [name for name, default in type(section)() if getattr(section, name) != default]
-
-
 class Settings(Section):
     """All settings of a run; unknown names are errors."""
 
@@ -202,34 +197,6 @@ class Settings(Section):
     """Folder for finished models; local runs write to a subfolder named by the run's id."""
     engine_options: dict[str, Any] = Field(default_factory=dict)
     """Raw options that override the engine's configuration (torchtune YAML, DeepSpeed JSON)."""
-
-    @property
-    def unused(self) -> tuple[str, ...]:
-        """Dotted names of settings that are set but do not apply to the task."""
-        unused = ["train_on_prompt"] if self.train_on_prompt and self.task != "sft" else []
-        if self.neftune_alpha is not None and not TASKS[self.task].next_token:
-            unused.append("neftune_alpha")
-        applicable = TASKS[self.task].preference_settings
-        unused += [f"preference.{name}" for name in _changed(self.preference) if name not in applicable]
-        if not TASKS[self.task].draws_answers:
-            unused += [f"rl.{name}" for name in _changed(self.rl)]
-        if not TASKS[self.task].images:
-            unused += [f"images.{name}" for name in _changed(self.images)]
-        return tuple(unused)
-
-    @property
-    def unused_by_method(self) -> tuple[str, ...]:
-        """Dotted names of adapter settings that are set but do not apply to the method."""
-        unused: list[str] = []
-        if self.method != "auto":
-            method = METHODS[self.method]
-            if method.llama_adapter:
-                return tuple(f"lora.{name}" for name in _changed(self.lora))
-            if not method.low_rank:
-                unused = [f"lora.{name}" for name in _changed(self.lora)]
-            elif not method.quantized and "quantization" in _changed(self.lora):
-                unused = ["lora.quantization"]
-        return (*unused, *(f"adapter.{name}" for name in _changed(self.adapter)))
 
     @property
     def automatic_methods(self) -> tuple[LaunchedMethod, ...]:

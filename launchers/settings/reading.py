@@ -73,7 +73,18 @@ def read_file(file: Path) -> dict[str, Any]:
         raise UserError(f"Cannot read the settings file {file}: {error.strerror}.") from None
     except UnicodeDecodeError:
         raise UserError(f"The settings file {file} is not UTF-8 text.") from None
-    return parse_yaml(text, file.parent)
+    return parse_file(text, file)
+
+
+def parse_file(text: str, file: Path) -> dict[str, Any]:
+    """Parse the text of ``file``, as :func:`parse_yaml`; raises UserError if it has no settings."""
+    values = parse_yaml(text, file.parent)
+    if not values:
+        raise UserError(
+            f"The settings file {file} has no settings.",
+            "Write `key: value` lines, such as `model: llama-8b`, or omit the file.",
+        )
+    return values
 
 
 def parse_yaml(text: str, folder: Path = Path()) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from checklist.option_help import help_page
+from checklist.option_help import RARE, help_page
 from checklist.options import CommandOptions, flags
 from estimator.cli.help import WIDTH
 from flows.cluster_check.flow_options import check_help
@@ -26,3 +26,12 @@ def test_options_of_metaflow_are_shown_only_if_all_are_requested() -> None:
     page = check_help("finetune check", everything=True)
     assert "--max-workers" in page
     assert page.count("\n  --with ") == 1
+
+
+def test_the_page_of_the_flow_leaves_rare_options_to_the_page_with_all_options() -> None:
+    page, everything = check_help("finetune check"), check_help("finetune check", everything=True)
+    assert len(page.splitlines()) < 60
+    shown, all_shown = (set(re.findall(r"^  --(\S+)", text, re.MULTILINE)) for text in (page, everything))
+    rare = {name.replace("_", "-") for name in RARE}
+    assert rare <= all_shown
+    assert not rare & shown

@@ -68,6 +68,13 @@ def check_refused(run: FlowRun, *arguments: str) -> None:
         (["--task", "reward", "--model", "olmo-2-7b", *ON_AN_A100], ["no sequence classification"]),
         (["--task", "pretrain", "--dataset", "book.txt", "--tokens", "5x"], ["tokens = '5x'", "300M"]),
         (["--method", "full", "--set", "lora.rank=16"], ["--lora-rank does not apply to --method full"]),
+        (["--method", "full", "--lora-rank", "8"], ["--lora-rank does not apply to --method full"]),
+        (["--output-dir", "x" * 300], ["File name too long", "Use another path"]),
+        (["--dataset", "x" * 300], ["File name too long", "Use another path"]),
+        (["--model", "./" + "x" * 300], ["File name too long", "Use another path"]),
+        (["--spot"], ["--spot has no effect on this machine", "--with kubernetes"]),
+        (["--queue=mine"], ["--queue has no effect on this machine", "--with kubernetes"]),
+        (["--rejection-top-p", "0.9"], ["--rejection-top-p applies to rejection sampling only"]),
     ],
 )
 def test_an_invalid_flag_is_refused_before_the_run(
@@ -184,6 +191,15 @@ def test_a_broken_settings_file_is_reported_in_one_line(
     (tmp_path / "s.yaml").write_text("optimizer:\n  lr: fast\n")
     run = launch("--config", "settings", "s.yaml", "run")
     check_refused(run, "optimizer.lr", "fast")
+
+
+@pytest.mark.parametrize("text", ["", "\n", "# model: llama-8b\n", "{}\n"])
+def test_a_settings_file_without_settings_is_refused(
+    launch: Callable[..., FlowRun], tmp_path: Path, text: str
+) -> None:
+    (tmp_path / "s.yaml").write_text(text)
+    run = launch("--config", "settings", "s.yaml", "run", "--plan-only")
+    check_refused(run, "s.yaml has no settings")
 
 
 def test_plan_only_prints_the_plan_and_starts_nothing(launch: Callable[..., FlowRun]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -165,3 +166,12 @@ def test_the_example_plan_of_a_cannot_fit_error_is_printed(failing: list[BaseExc
     plan_of_job = make_plan({"model": "llama-8b"}, "kubernetes")
     failing.append(CannotFit("It does not fit here.", example_plan=plan_of_job))
     assert "A100-80GB" in run("models").stderr
+
+
+def test_a_path_that_the_system_cannot_resolve_is_refused_in_two_lines(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    for path in ("./" + "x" * 300, str(tmp_path / "loop" / "model")):
+        done = run("plan", "--model", path)
+        assert done.exit_code == 2
+        assert len(done.stderr.splitlines()) == 2
+        assert "Traceback" not in done.output

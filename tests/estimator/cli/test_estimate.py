@@ -77,7 +77,7 @@ WRONG: list[tuple[list[str], str]] = [
     (["--engine", "tune"], "--engine tune is not known"),
     (["--engine-version", "0.1"], "--engine-version 0.1 of torchtune is not known"),
     (["--optimizer", "adam"], "optimizer = 'adam' is not known"),
-    (["--quantization", "nf4"], "quantization nf4 freezes the weights"),
+    (["--method", "full", "--quantization", "nf4"], "quantization nf4 freezes the weights"),
     (["--method", "qlora", "--quantization", "none"], "--quantization none disables"),
     (["--method", "lora", "--lora-targets", "query"], "LoRA target 'query'"),
     (["--method", "lora", "--lora-targets", ","], "--lora-targets is empty"),

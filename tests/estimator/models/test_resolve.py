@@ -127,3 +127,27 @@ def test_a_folder_without_a_config_json_is_refused() -> None:
     Path("mine").mkdir()
     with pytest.raises(UserError, match=r"mine has no config\.json"):
         models.resolve("./mine")
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest", "reason"),
+    [
+        ("qwen3-vl", "Qwen/Qwen3-VL", "by Hugging Face id or folder"),
+        ("flux", "stable-diffusion-xl", "diffusion transformer"),
+        ("sd-1.5", "stable-diffusion-xl", "UNet of Stable Diffusion XL"),
+        ("Stable_Diffusion_3", "stable-diffusion-xl", "UNet of Stable Diffusion XL"),
+        ("gpt-4o", "gpt-oss-20b", "not published"),
+    ],
+)
+def test_a_model_that_is_not_supported_is_refused_with_the_nearest_one_and_the_reason(
+    name: str, nearest: str, reason: str
+) -> None:
+    with pytest.raises(UserError, match=reason) as caught:
+        models.find(name)
+    assert nearest in caught.value.advice
+
+
+def test_names_of_unsupported_models_hide_no_model_of_the_table() -> None:
+    for prefix, (nearest, _) in models._unsupported().items():
+        assert models.known(nearest) or "/" in nearest
+        assert prefix == models._normal(prefix)

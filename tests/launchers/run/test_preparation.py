@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from estimator import Target, hardware, models
-from estimator.cli.plan import JobOptions, job_from
+from estimator.cli.plan import job_from
+from estimator.cli.plan_options import JobOptions
 from estimator.engines.support import planned_only, with_simplest_engine
 from estimator.errors import UserError
 from estimator.job import Job, Machine

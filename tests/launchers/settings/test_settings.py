@@ -206,39 +206,6 @@ def test_every_alias_of_another_tool_names_an_existing_setting() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "unused"),
-    [
-        ({"task": "dpo", "train_on_prompt": True}, ("train_on_prompt",)),
-        ({"preference": {"beta": 0.2}}, ("preference.beta",)),
-        ({"task": "kto", "neftune_alpha": 5}, ("neftune_alpha",)),
-        ({"task": "pretrain", "neftune_alpha": 5}, ()),
-        ({"task": "dpo", "preference": {"beta": 0.2, "margin": 2.0}}, ("preference.margin",)),
-        ({"task": "dpo", "rl": {"beta": 0.2, "loss": "grpo"}}, ("rl.beta", "rl.loss")),
-        ({"task": "simpo", "preference": {"beta": 2.5, "margin": 1.4, "label_smoothing": 0.1}}, ()),
-    ],
-)
-def test_settings_that_a_task_does_not_use_are_named(values: dict[str, Any], unused: tuple[str, ...]) -> None:
-    assert settings.build(values).unused == unused
-
-
-@pytest.mark.parametrize(
-    ("values", "unused"),
-    [
-        ({"method": "full", "lora": {"rank": 16, "dropout": 0.1}}, ("lora.rank", "lora.dropout")),
-        ({"method": "lora", "lora": {"rank": 16, "quantization": "int8"}}, ("lora.quantization",)),
-        ({"method": "qlora", "lora": {"quantization": "int8"}}, ()),
-        ({"method": "auto", "lora": {"rank": 16, "quantization": "int8"}}, ()),
-        ({"method": "dora", "adapter": {"prompt_length": 4}}, ("adapter.prompt_length",)),
-        ({"method": "adapter-v1", "adapter": {"prompt_length": 4}, "lora": {"alpha": 8}}, ("lora.alpha",)),
-    ],
-)
-def test_settings_that_a_method_does_not_use_are_named(
-    values: dict[str, Any], unused: tuple[str, ...]
-) -> None:
-    assert settings.build(values).unused_by_method == unused
-
-
-@pytest.mark.parametrize(
     ("values", "name", "expected"),
     [
         ({"tracker": "wandb"}, "tracker", ("wandb",)),
