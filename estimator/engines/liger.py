@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from estimator.errors import UserError
 from estimator.job import Job
-from estimator.models import ModelSpec
 from estimator.models.architectures import FAMILIES as ALL_FAMILIES
 from estimator.vocabulary import METHODS, TASKS
 
@@ -32,18 +31,19 @@ def unsupported(job: Job) -> str | None:
     return None
 
 
-def in_blocks(model: ModelSpec, *, compiled: bool, float8: bool) -> bool:
+def in_blocks(family: str, hidden_act: str, *, compiled: bool, float8: bool) -> bool:
     """Return whether its kernels replace parts of the blocks, not the loss alone.
 
     Compiled blocks keep their own code, which the compiler fuses, and float8 replaces their products. The
     kernels' MLP is SwiGLU.
     """
-    return model.family in BLOCK_FAMILIES and model.hidden_act == "silu" and not (compiled or float8)
+    return family in BLOCK_FAMILIES and hidden_act == "silu" and not (compiled or float8)
 
 
 def version(job: Job) -> str:
     """Return the version of the job's engine in ``data/implementations.csv``."""
-    used = job.liger and in_blocks(job.model, compiled=bool(job.compile), float8=job.fp8 != "none")
+    compiled, float8 = bool(job.compile), job.fp8 != "none"
+    used = job.liger and in_blocks(job.model.family, job.model.hidden_act, compiled=compiled, float8=float8)
     return VERSION if used else ""
 
 

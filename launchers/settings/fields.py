@@ -146,9 +146,9 @@ class Settings(Section):
     """torch.compile the model's blocks (torchtune, deepspeed, fsdp2). auto: on GPUs, where it is tested for
     the engine and the model family."""
     liger: bool | Auto = "auto"
-    """Use Liger-Kernel's kernels for norms, MLPs, rotary embeddings and the loss, which avoids
-    materializing the logits (deepspeed, fsdp2, on GPUs; needs the package liger-kernel). With `compile` or
-    `fp8`: for the loss only. auto: on GPUs, where it is tested for the engine and the model family."""
+    """Use Liger-Kernel's loss, which avoids materializing the logits, and for llama, mistral, qwen2 and qwen3
+    models without `compile` and `fp8` also its norms, MLPs and rotary embeddings (deepspeed, fsdp2, on GPUs;
+    needs the package liger-kernel). auto: on GPUs, where it is tested for the engine and the model family."""
     clip_grad_norm: float | None = Field(default=1.0, gt=0)
     """Maximum gradient norm. Empty: no clipping."""
     seed: int = Field(default=0, ge=0, lt=2**32)

@@ -68,7 +68,8 @@ def made_trainable(model: Any, job: TrainJob, *, adapters_in_fp32: bool = False)
     compressors.fill_windows(model)
     if job.settings.liger:
         compiled, float8 = job.settings.compile is True, job.settings.fp8 != "none"
-        if in_blocks(job.model.spec, compiled=compiled, float8=float8):
+        hidden_act = getattr(model.config, "hidden_act", "")
+        if in_blocks(model.config.model_type, hidden_act, compiled=compiled, float8=float8):
             liger.use_block_kernels(model)
         head.put_in(model, per_token=TASKS[job.settings.task].preferences)
     if job.plan.adapters:
