@@ -16,11 +16,11 @@ def tokenizer_in(folder: Path, *, trust_remote_code: bool = False) -> Any:
 
     ``trust_remote_code``: run the folder's code if transformers has no class for the tokenizer.
     """
-    with collector_paused():
+    with collector_paused():  # loading imports the model family's configuration and much of torch with it
         from transformers import AutoTokenizer
 
-    trusted = trust_remote_code and needs_code(folder)
-    return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=trusted)
+        trusted = trust_remote_code and needs_code(folder)
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=trusted)
 
 
 def needs_code(folder: Path) -> bool:

@@ -198,12 +198,13 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str
     """``finished_run("torchtune", "lora", 2)``: an undisturbed run of that engine and method on two nodes.
 
     It is trained once, with the settings ``QUICK`` on the rows of ``write_sums``, by whichever of pytest's
-    processes asks first. Its folder is for reading only.
+    processes asks first. Its folder is for reading only. ``FINISHED_RUNS``, which ``.ci/run`` sets, names a
+    folder of runs that both tiers use.
     """
     base = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         base = base.parent  # which all workers share
-    runs = base / "finished-runs"
+    runs = Path(os.environ.get("FINISHED_RUNS", base / "finished-runs"))
     runs.mkdir(exist_ok=True)
 
     def run(engine: str, method: str, nodes: int) -> FlowRun:
@@ -221,11 +222,9 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str
                     write_task(home)
                     write_sums(home / "sums.jsonl")
                 trained = run_flow(home, "run", *chosen, f"--dataset={data}", *QUICK)
+                assert trained.returncode == 0, trained.output
                 ended.write_text(json.dumps({**dataclasses.asdict(trained), "home": str(home)}))
-        values = json.loads(ended.read_text())
-        finished = FlowRun(**{**values, "home": home})
-        assert finished.returncode == 0, finished.output
-        return finished
+        return FlowRun(**{**json.loads(ended.read_text()), "home": home})
 
     return run
 
