@@ -11,7 +11,7 @@ from estimator.vocabulary import ENGINES, METHODS, TASKS
 from launchers.settings.description import default_of, dotted_names
 from launchers.settings.fields import Settings
 
-OFF = ("auto", "none", None, False, 0, (), {})  # values that request nothing
+OFF: tuple[object, ...] = ("auto", "none", None, False, 0, (), {})  # values that request nothing
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
