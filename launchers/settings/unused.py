@@ -18,7 +18,7 @@ OFF: tuple[object, ...] = ("auto", "none", None, False, 0, (), {})  # values tha
 class Rule:
     """Settings that apply only if another setting, ``cause``, has a certain value.
 
-    ``settings``: dotted names; a section stands for all settings in it. ``advice``: next to "Remove it".
+    ``settings``: dotted names, or sections with all their settings. ``advice``: alternative to removing one.
     """
 
     settings: tuple[str, ...]
