@@ -254,7 +254,7 @@ def proved_tasks() -> str:
 def models_by_engine() -> str:
     """Build the table of model families that any engine trains, with a column per engine and method.
 
-    A family is one row; a model of it that differs from most of them is named in a row of its own.
+    One row per family; a model that differs from most models of its family is listed separately.
     """
     trained: dict[str, dict[tuple[str | None, ...], list[str]]] = {}
     planned_only: dict[str, list[str]] = {}

@@ -100,7 +100,7 @@ def check_estimate(options: SetupOptions, place: PlaceOptions, setup: Setup) -> 
 def _of_other_methods(name: str) -> tuple[str, ...]:
     """Return the fields of adapters that the method does not have."""
     method = METHODS[name]
-    fields = () if method.low_rank else OF_LOW_RANK
+    fields: tuple[str, ...] = () if method.low_rank else OF_LOW_RANK
     fields += () if method.adapters else ("adapter_only",)
     return fields + (() if method.llama_adapter else _OF_LLAMA_ADAPTER)
 

@@ -192,7 +192,7 @@ def _parse_value(override: str, text: str) -> Any:
             f"--set {override}: the value is not valid YAML: {problem}.",
             "Close its brackets, or put quotes around text.",
         ) from None
-    if isinstance(value, str):  # YAML 1.1 reads 2e-5 as text
+    if isinstance(value, str) and not text.strip().startswith(('"', "'")):  # YAML 1.1 reads 2e-5 as text
         try:
             return float(value)
         except ValueError:

@@ -11,14 +11,14 @@ from estimator.vocabulary import ENGINES, METHODS, TASKS
 from launchers.settings.description import default_of, dotted_names
 from launchers.settings.fields import Settings
 
-OFF = ("auto", "none", None, False, 0, (), {})  # values that request nothing
+OFF: tuple[object, ...] = ("auto", "none", None, False, 0, (), {})  # values that request nothing
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rule:
     """Settings that apply only if another setting, ``cause``, has a certain value.
 
-    ``settings``: dotted names; a section stands for all settings in it. ``advice``: next to "Remove it".
+    ``settings``: dotted names, or sections with all their settings. ``advice``: alternative to removing one.
     """
 
     settings: tuple[str, ...]

@@ -58,6 +58,9 @@ def test_options_become_parameters_or_overrides() -> None:
 def test_a_string_value_is_passed_unchanged() -> None:
     values = translate(["--chat-template", "{{ bos_token }}: #1"], (), ())
     assert settings.build({}, values[1::2]).chat_template == "{{ bos_token }}: #1"
+    values = translate(["--output-dir", "2026", "--team", "1e3"], (), ())
+    chosen = settings.build({}, values[1::2])
+    assert (chosen.output_dir, chosen.resources.team) == ("2026", "1e3")
 
 
 @pytest.mark.parametrize(
