@@ -27,9 +27,18 @@ from numpy.typing import NDArray
 
 from benchmarks.published_speeds import Point, points
 from benchmarks.throughput_coefficients import SPECS
-from benchmarks.throughput_scores import covered, markdown, scores, spread, summary
+from benchmarks.throughput_scores import covered, markdown, own_ranges, scores, spread, summary
 from estimator import throughput
-from estimator.throughput.efficiency import TABLE, Coefficient, Efficiency, chips, kernels, published, recipes
+from estimator.throughput.efficiency import (
+    TABLE,
+    Coefficient,
+    Efficiency,
+    chips,
+    kernels,
+    published,
+    range_scope,
+    recipes,
+)
 
 RESULTS = Path(__file__).parent / "results"
 PAGE = "throughput_fit.md"
@@ -224,12 +233,11 @@ class HeldOut:
 
 
 def write_table(
-    data: Sequence[Point], values: Array, known: dict[float, float], unseen: dict[float, float]
+    data: Sequence[Point], values: Array, known: Sequence[float | None], unseen: Sequence[float | None]
 ) -> None:
     """Write efficiency.csv, with the evidence behind each coefficient.
 
-    ``known`` and ``unseen``: percentiles of measured over predicted, of sources and of GPU architectures that
-    the fit never saw.
+    ``known`` and ``unseen``: log errors of fits that never saw the row's source, or GPU architecture.
     """
     theta = np.log(values)
     slopes = Linearization.at(data, theta, range(len(SPECS))).slopes
@@ -248,13 +256,17 @@ def write_table(
         lines.append(
             ["runs", scope, "1", str(len(evidence)), _sources(evidence), "published runs of this kind"]
         )
-    for prefix, excluded, spans in (("", "source", known), ("unseen ", "GPU architecture", unseen)):
+    kinds = [range_scope(point.setup) for point in data]
+    ranges = [("", "source", spread(known)), ("unseen ", "GPU architecture", spread(unseen))]
+    ranges += [(f"{kind} ", "source", spans) for kind, spans in own_ranges(known, kinds).items()]
+    for prefix, excluded, spans in ranges:
+        count = kinds.count(prefix.strip()) or len(data)
         for percentile, value in spans.items():
             share = f"{percentile:g} % of the runs lie below" if percentile < 50 else ""
             share = share or f"{100 - percentile:g} % of the runs lie above"
             text = f"tokens/s over predicted that {share}, their {excluded} left out"
             page = f"benchmarks/{RESULTS.name}/{PAGE}"
-            lines.append(["range", f"{prefix}p{percentile:g}", f"{value:.3f}", str(len(data)), page, text])
+            lines.append(["range", f"{prefix}p{percentile:g}", f"{value:.3f}", str(count), page, text])
     with TABLE.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["coefficient", "scope", "value", "rows", "source", "meaning"])
@@ -283,7 +295,7 @@ def main() -> None:
     errors["source held out"] = held_out.errors(lambda point: point.row.source)
     errors["project held out"] = held_out.errors(lambda point: point.project)
     errors["architecture held out"] = held_out.errors(lambda point: point.gpu.architecture or "")
-    write_table(data, values, spread(errors["source held out"]), spread(errors["architecture held out"]))
+    write_table(data, values, errors["source held out"], errors["architecture held out"])
     all_scores = scores(data, errors)
     held, sources = errors["source held out"], [point.row.source for point in data]
     all_scores["all"]["source held out"]["covered"] = covered(held, sources)  # type: ignore[index]

@@ -119,6 +119,22 @@ def spread(errors: Iterable[float | None]) -> dict[float, float]:
     return dict(zip(PERCENTILES, map(float, np.percentile(ratios, PERCENTILES)), strict=True))
 
 
+FEWEST_ROWS, FEWEST_COVERED = 5, 0.9  # a kind of runs below has a range of its own
+
+
+def own_ranges(errors: Sequence[float | None], kinds: Sequence[str]) -> dict[str, dict[float, float]]:
+    """Return percentiles of measured over predicted of kinds of runs that the common range rarely holds."""
+    ends = spread(errors)
+    low, high = ends[PERCENTILES[0]], ends[PERCENTILES[-1]]
+    ranges = {}
+    for kind in sorted(set(kinds)):
+        own = [error for error, name in zip(errors, kinds, strict=True) if name == kind and error is not None]
+        inside = sum(low <= math.exp(-error) <= high for error in own)
+        if len(own) >= FEWEST_ROWS and inside < FEWEST_COVERED * len(own):
+            ranges[kind] = spread(own)
+    return ranges
+
+
 def covered(errors: Sequence[float | None], groups: Sequence[str]) -> float:
     """Return the share of rows inside the range that the errors of the other groups give."""
     pairs = [(error, group) for error, group in zip(errors, groups, strict=True) if error is not None]

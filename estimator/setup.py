@@ -89,6 +89,7 @@ class Setup:
     task: Task = "sft"
     lora_rank: int = 8
     lora_targets: tuple[str, ...] = PROJECTIONS  # may include "lm_head" and "embed_tokens"
+    looped_experts: bool = False  # computed one after another, by dense products: transformers 4
     lora_experts: bool = False  # PEFT's adapters on the tensors that hold a block's experts
     llama_adapter: LlamaAdapter = field(default_factory=LlamaAdapter)
     trained_modules: tuple[str, ...] = ()  # values of TRAINED_MODULES, fully trained next to adapters

@@ -49,7 +49,12 @@ def setup_of(cells: Cells, gpu: Gpu | None) -> Setup:
     return Setup(
         model=model,
         engine=engine,
-        engine_version=vocabulary.version_of(cells.text("framework"), cells.text("loss_impl"), engine),
+        engine_version=vocabulary.version_of(
+            cells.text("framework"),
+            cells.text("loss_impl"),
+            f"{cells.text('locator')}; {cells.text('compute_dtype')}; {cells.text('notes')}",
+            engine,
+        ),
         method=method,
         task=task,
         reference_copy="trl" in cells.text("framework").lower(),
@@ -60,6 +65,7 @@ def setup_of(cells: Cells, gpu: Gpu | None) -> Setup:
         upcast_frozen=vocabulary.upcasts_frozen(
             cells.text("framework"), cells.text("quant"), cells.text("notes"), engine, quantized=quantized
         ),
+        looped_experts=bool(re.search("transformers 4", cells.text("framework").lower())),
         undivided_base=quantized and engine == "deepspeed" and "storage" not in cells.text("quant").lower(),
         precision=_precision(cells, engine),
         fp8=vocabulary.fp8_of(cells.text("compute_dtype"), engine),

@@ -81,17 +81,27 @@ def alias_of(framework: str) -> str | None:
     return next((engine for word, engine in _ALIASES if word in text), None)
 
 
-def version_of(framework: str, loss: str, engine: Engine) -> str:
+def version_of(framework: str, loss: str, details: str, engine: Engine) -> str:
     """Return the version in ``estimator/data/implementations.csv`` that the framework ran; "" is current.
 
     torchtitan had both FSDPs only in spring 2024, torchtune's norms stored fewer activations up to 0.4, and
     litgpt's tables of October 2023 and January 2024 predate its use of StableEmbedding for quantized models.
     transformers' use_liger_kernel, which brings Liger's loss, replaces norms and MLPs as well.
+    fms-acceleration's fast kernels are Unsloth's RMSNorm and rotary embedding. Megatron-Bridge's recipes in
+    MXFP8 for experts run as one CUDA graph from NeMo 26.06 on (perf_recipes/*/common.py, cuda_graph_impl).
+    ``details``: place, type of computation and notes of the row.
     """
+    if engine == "megatron" and (release := _NEMO.search(details)):
+        is_graph = (int(release[1]), int(release[2])) >= (26, 6) and "mxfp8" in details.lower()
+        return "full-graph" if is_graph else ""
     if engine == "deepspeed" and "liger" in loss.lower():
         return "liger"
     if engine in ("fsdp2", "transformers") and "liger kernels" in loss.lower():
         return "liger"
+    if engine == "transformers" and "unsloth triton ce, rmsnorm, rope" in details.lower():
+        return "unsloth"
+    if engine == "transformers" and "peft<0.8" in framework.lower():
+        return "peft-0.7"
     if engine == "torchtitan" and framework.endswith(("/FSDP1", "/FSDP2")):
         return "2024-05"
     if engine == "litgpt" and "@8641822" in framework:
@@ -103,6 +113,7 @@ def version_of(framework: str, loss: str, engine: Engine) -> str:
     return "0.4" if engine == "torchtune" and framework.endswith(" 0.4") else ""
 
 
+_NEMO = re.compile(r"(\d\d)\.(\d\d)[.\d]* NeMo Container")
 # Frameworks that train with transformers' Trainer; others around transformers have custom loops.
 _TRAINER = re.compile("trainer|trl|sft|swift|axolotl|factory|autotrain|unsloth|alpaca", re.IGNORECASE)
 # Frameworks that don't prepare a quantized model with PEFT's prepare_model_for_kbit_training

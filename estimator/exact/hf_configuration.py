@@ -85,7 +85,15 @@ def _family_specific(spec: ModelSpec) -> dict[str, Any]:
     if spec.compressed_attention:
         return _compressed(spec)
     if spec.family == "falcon":
-        return {"multi_query": spec.kv_heads == 1, "parallel_attn": True, "bias": False}
+        return {
+            "multi_query": spec.kv_heads == 1,
+            "new_decoder_architecture": 1 < spec.kv_heads < spec.heads,
+            "num_kv_heads": spec.kv_heads,
+            "num_ln_in_parallel_attn": spec.norms_per_layer if spec.parallel_residual else None,
+            "parallel_attn": spec.parallel_residual,
+            "ffn_hidden_size": spec.ffn,
+            "bias": spec.qkv_bias,
+        }
     return {}
 
 

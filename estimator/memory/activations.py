@@ -33,6 +33,10 @@ SOFT_CAPPED = ("gemma2",)
 # transformers computes the scores of these explicitly: with sinks, or as their code has no other way
 # (transformers 5.4, models/*/modeling_*.py: no _supports_sdpa).
 EAGER_ALONE = ("deepseek_v4", "gpt_oss", "gptj", "mpt")
+# One key head is broadcast over all query heads, which only torch's unfused kernel does, in fp32; more key
+# heads are repeated for all query heads. Each block casts the mask, which rows without padding have as well
+# (transformers 5.23, models/falcon/modeling_falcon.py; torch 2.13, _scaled_dot_product_attention_math).
+BROADCAST_KEYS = ("falcon",)
 # Their softmax is in 16 bits, and its slice without the sinks is a view (transformers 5.23,
 # models/gpt_oss/modeling_gpt_oss.py, eager_attention_forward).
 HALF_SOFTMAX = ("gpt_oss",)
@@ -203,14 +207,21 @@ def _attention(setup: Setup, code: implementations.Implementation, size: int) ->
     else:
         expanded = _expands_keys(setup)
         expanded |= _explicit_scores(setup)
+        expanded |= model.family in BROADCAST_KEYS and code.family_code
         keys, values = model.kv_dim, model.v_dim
         if code.joined_qkv and (model.kv_heads == model.heads or not expanded):
             values += model.q_dim + model.kv_dim  # the view keeps all of the joined projection
         if expanded and model.kv_heads < model.heads:
             keys, values = max(model.q_dim, keys), max(out_dim, values)
         saved = size * (model.q_dim + keys + values + out_dim)
+    if broadcasts_keys(
+        setup
+    ):  # fp32 copies of queries, and of keys and values for all query heads; the softmax
+        return (4 * (2 * model.q_dim + out_dim + model.heads * setup.seq_len) + size * out_dim) / setup.tensor
     if code.result_copied and not setup.adapters:
         saved += size * out_dim
+    if model.family in BROADCAST_KEYS and code.family_code:
+        saved += size * setup.seq_len
     saved += 4 * model.heads
     if model.gated_attention:  # the gate, its sigmoid, and attention's result before it
         saved += 3 * size * model.q_dim
@@ -220,6 +231,13 @@ def _attention(setup: Setup, code: implementations.Implementation, size: int) ->
         softmax = 0 if model.family in HALF_SOFTMAX else 4
         saved += model.heads * setup.seq_len * (size + softmax + (size if capped else 0))
     return saved / setup.tensor
+
+
+def broadcasts_keys(setup: Setup) -> bool:
+    """Return whether torch's unfused kernel computes attention, as one key head serves all query heads."""
+    model = setup.model
+    one_key = model.family in BROADCAST_KEYS and model.kv_heads == 1 < model.heads
+    return one_key and implementations.of(setup).family_code
 
 
 def _compressed_attention(setup: Setup, size: int) -> float:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from estimator.memory import implementations
 from estimator.memory.shape import Part, shape_of
 from estimator.memory.states import (
+    NF4_PLAIN_SCALE_BYTES,
     NF4_SCALE_BYTES,
     NF4_WEIGHT_BYTES,
     base_bytes,
@@ -244,7 +245,8 @@ def dequantized_bytes(setup: Setup) -> int:
 
     bitsandbytes, MatMul4Bit; launchers/engines/loop/quantized.py, also for int8. The loop dequantizes one
     tensor of all experts of a block at a time (quantized_experts.py): the first, gate and up projection
-    joined. 0 if products use quantized weights directly.
+    joined. Scales in 8 bits are dequantized to fp32 first (quantized.py, plain_scales). 0 if products use
+    quantized weights directly.
     """
     if setup.quantization == "none" or (setup.quantization == "int8" and not setup.runs_loop):
         return 0
@@ -255,4 +257,6 @@ def dequantized_bytes(setup: Setup) -> int:
         largest = max(largest, shape.experts_linear * joined // matrices)
     if setup.engine == "litgpt":
         largest = max(largest, setup.model.vocab * setup.model.hidden)
-    return compute_size(setup) * -(-largest // setup.tensor)
+    plain_scales = setup.quantization == "nf4-double" and setup.runs_loop
+    scales = int(NF4_PLAIN_SCALE_BYTES * largest) if plain_scales else 0
+    return compute_size(setup) * -(-largest // setup.tensor) + scales

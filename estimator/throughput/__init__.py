@@ -34,6 +34,7 @@ from estimator.throughput.efficiency import (
     low_precision_gain,
     products_rate,
     published,
+    range_scope,
 )
 from estimator.throughput.flops import Work, model_flops_per_token, weights_of, work
 from estimator.throughput.generation import GenerationSpeed, generation_speed
@@ -122,7 +123,8 @@ class Speed:
 
     ``mfu`` is model FLOPs (``flops_per_token``) over the dense bf16 peak, whatever the precision.
     ``tokens_per_second_range`` holds 95 % of the published runs when their source is left out of
-    the fit; on an architecture without a published run, when their architecture is.
+    the fit; on an architecture without a published run, when their architecture is. It is wider for engines
+    whose runs it would hold less often.
     """
 
     tokens_per_second: float | None
@@ -201,7 +203,7 @@ def speed(
     peak = gpu.peak_flops("bf16") or 0.0
     mfu = rate * load.model_flops_per_token / (peak * setup.world_size) if peak else None
     prefix = "" if ("runs", gpu.architecture or "") in table.table else "unseen "
-    low, high = table.get("range", f"{prefix}p2.5"), table.get("range", f"{prefix}p97.5")
+    low, high = _range(setup, table, prefix)
     basis = _basis(setup, gpu, table, wires, parts)
     slowest, fastest = 0.0, _least_seconds(setup, load, gpu)
     if is_launch_bound:
@@ -223,6 +225,16 @@ def speed(
             tokens / (max(trained / high, fastest) + generation[0]),
         ),
     )
+
+
+def _range(setup: Setup, table: Efficiency, prefix: str) -> tuple[float | None, float | None]:
+    """Return both ends of the range over the prediction, wider for kinds of runs that are further off."""
+    low, high = table.get("range", f"{prefix}p2.5"), table.get("range", f"{prefix}p97.5")
+    if low is None or high is None:
+        return None, None
+    scope = range_scope(setup)
+    own_low, own_high = table.get("range", f"{scope} p2.5"), table.get("range", f"{scope} p97.5")
+    return min(low, own_low or low), max(high, own_high or high)
 
 
 def _least_seconds(setup: Setup, load: Work, gpu: Gpu) -> float:
@@ -249,7 +261,13 @@ def step(setup: Setup, load: Work, gpu: Gpu, times: Times, table: Efficiency) ->
     computing = kernel_seconds(setup, load, gpu, table)
     launched = launch_seconds(setup, load, table)
     outside, updating = _launch_seconds_outside(setup, table)
-    busy = max(_overlapped(computing.total, launched, power), launched + outside)
+    if setup.looped_experts and setup.model.experts:  # the host waits for the tokens of each expert
+        waited = load.layers * table.of("launch of experts", setup.engine_version, setup.engine)
+        busy = waited + max(
+            _overlapped(computing.total, launched - waited, power), launched - waited + outside
+        )
+    else:
+        busy = max(_overlapped(computing.total, launched, power), launched + outside)
     exposed = times.tensor * table.of("exposed tensor", kind)
     exposed += times.expert * table.of("exposed expert", kind)
     copied = _copied_bytes(setup, load) / host_link(gpu)
@@ -257,7 +275,10 @@ def step(setup: Setup, load: Work, gpu: Gpu, times: Times, table: Efficiency) ->
     micro = _overlapped(busy + exposed, times.overlapped + times.hops * hop + copied, power)
     # gradients behind the last backward pass, then the weights that ZeRO-1 and ZeRO-2 have updated in shards
     last = _overlapped(micro, times.reduced_per_step + times.hops_step * hop, power)
-    last = _overlapped(last, times.gather_step, power)
+    if setup.engine == "deepspeed":  # 0.19.8, runtime/zero/stage_1_and_2.py, step: behind the optimizer
+        last += times.gather_step
+    else:
+        last = _overlapped(last, times.gather_step, power)
     compute = busy * setup.accumulation
     return Parts(
         compute=compute,
@@ -276,7 +297,8 @@ def kernel_seconds(setup: Setup, load: Work, gpu: Gpu, table: Efficiency) -> Ker
     rate = products_rate(gpu, setup.precision, table) or 0.0
     speed_up = low_precision_gain(setup, gpu, table) or 1.0
     products = (load.linear / speed_up + load.head) / rate
-    products += load.expert / speed_up / (rate * table.of("grouped products"))
+    grouped = 1.0 if setup.looped_experts else table.of("grouped products", setup.engine_version)
+    products += load.expert / speed_up / (rate * grouped)
     products += load.weights / bandwidth
     attention_rate = rate * table.of("attention", *attention_scopes(setup, gpu))
     if setup.document_mask and setup.attention == "flash":
@@ -292,7 +314,7 @@ def launch_seconds(setup: Setup, load: Work, table: Efficiency) -> float:
     """Return the seconds in which the host launches the blocks' kernels for one micro batch."""
     launch = _block_launch(setup, table)
     if setup.model.experts:
-        launch += table.of("launch of experts", setup.engine)
+        launch += table.of("launch of experts", setup.engine_version, setup.engine)
     if setup.adapters:
         launch += table.of("launch of adapters", setup.engine)
     if setup.tensor > 1:

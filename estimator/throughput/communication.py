@@ -18,6 +18,8 @@ from estimator.vocabulary import QUANTIZATIONS, SHARDINGS
 
 # GPUs that one NVLink switch connects beyond a node: gpus.csv, GB200 and GB300 NVL72
 NVL72 = 72
+# Engines that reduce gradients in fp32 with mixed precision (:func:`_gradient_bytes`)
+REDUCES_FP32 = ("torchtitan", "fsdp2")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -157,6 +159,19 @@ def reduces_in_each_pass(setup: Setup) -> bool:
     return spec.gradients and not (spec.fsdp and setup.adapters)
 
 
+def _gradient_bytes(setup: Setup) -> int:
+    """Return the bytes of one gradient in a reduction.
+
+    fp32 in torchtitan (mixed_precision_reduce) and in FSDP2 with mixed precision
+    (launchers/engines/fsdp2/sharding.py); 16 bits in llm-foundry's benchmarks (mixed_precision PURE),
+    fms-fsdp (bfSixteen), accelerate, Megatron-Bridge's recipes (grad_reduce_in_fp32 = False), torchtune, and
+    DeepSpeed (communication_data_type).
+    """
+    if setup.precision == "fp32" or (setup.engine in REDUCES_FP32 and setup.precision.endswith("-mixed")):
+        return 4
+    return 2
+
+
 def _reduction(setup: Setup) -> int:
     """Return the volume of one reduction of the gradients: 1 for a reduce-scatter, 2 for an all-reduce.
 
@@ -186,13 +201,14 @@ def volumes(setup: Setup) -> Volumes:
     if setup.quantization != "none":
         packed = count.linear * weights / count.all
         stored = (weights - packed) * size + packed * QUANTIZATIONS[setup.quantization].weight_bytes
-    trained = work(setup).trained * (weights / count.all) * size
+    trained = work(setup).trained * (weights / count.all)
     tokens = float(setup.tokens)
     repeats = 1 if setup.checkpointing == "full" else 0
     stage = -(-model.layers // setup.pipeline)
     sharding = SHARDINGS[setup.sharding]
     gathers = _gathers(setup)
-    reduced = _reduction(setup) * trained * rank_share
+    gradients = trained * _gradient_bytes(setup) * rank_share
+    reduced = _reduction(setup) * gradients
     in_each_pass = reduces_in_each_pass(setup)
     width = tokens * model.hidden * size
     tensor = (4 + 4 + 2 * repeats) * width * stage if setup.tensor > 1 else 0.0
@@ -206,9 +222,9 @@ def volumes(setup: Setup) -> Volumes:
     return Volumes(
         gather=gathers * stored * rank_share,
         reduce=reduced if in_each_pass else 0.0,
-        gather_step=trained * rank_share if sharding.optimizer and not sharding.weights else 0.0,
+        gather_step=trained * size * rank_share if sharding.optimizer and not sharding.weights else 0.0,
         reduce_step=0.0 if in_each_pass else reduced,
-        replicas_step=2 * trained * rank_share / setup.shard if sharding.weights else 0.0,
+        replicas_step=2 * gradients / setup.shard if sharding.weights else 0.0,
         tensor=tensor,
         context=context,
         pipeline=pipeline,

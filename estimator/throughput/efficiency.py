@@ -109,6 +109,12 @@ def attention_scopes(setup: Setup, gpu: Gpu) -> tuple[str, str]:
     return f"{gpu.architecture} {kernels(setup)}", f"{gpu.architecture} {setup.flash_version}"
 
 
+def range_scope(setup: Setup) -> str:
+    """Return the scope of runs whose predictions may be further off than others: engine, experts, nodes."""
+    parts = (setup.engine, "experts" if setup.model.experts else "", "nodes" if setup.nodes > 1 else "")
+    return " ".join(filter(None, parts))
+
+
 def low_precision_gain(setup: Setup, gpu: Gpu, table: Efficiency) -> float | None:
     """Return the speedup of products in the setup's 8- or 4-bit recipe over bf16; None without a run."""
     if setup.fp8 == "none":

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from estimator.memory import implementations
+from estimator.memory.activations import broadcasts_keys
 from estimator.models import parameters
 from estimator.models.spec import ModelSpec
 from estimator.setup import Setup
@@ -23,18 +24,30 @@ ATTENTION_BACKWARD = 2.5
 # product and the attention (torchtitan/distributed/activation_checkpoint.py); Megatron's repeats attention
 # alone (Korthikanti et al. 2022, arXiv:2205.05198).
 SELECTIVE_PRODUCTS = 0.5
-# Bytes that the kernels between the products read and write in one eager bf16 forward pass, for each token
-# and unit of width, counted from their definitions: an RMSNorm in fp32 (casts, square, mean, scale, weight),
-# torch's LayerNorm (one kernel, fp32 results under autocast, cast back) with the dropout that goes with it in
-# GPT-2's kind of models (even at 0 it copies and writes a mask), a residual sum, the copy that lays queries,
-# keys and values out for attention, the rotary embedding of queries and keys, SiLU times gate, GELU.
-NORM_BYTES, LAYER_NORM_BYTES = 24, 12 + 5
-RESIDUAL_BYTES, SPLIT_BYTES, ROTARY_BYTES, GATED_BYTES, PLAIN_BYTES = 6, 4, 12, 10, 4
-SCORE_BYTES = 16  # attention without a fused kernel: scores, mask and softmax for each pair of tokens
-SINK_BYTES = 4  # the kernel's result is read and scaled; gradients of sinks read it and its gradient
+# Bytes that the kernels between the products read and write in an eager bf16 forward pass and in its backward
+# pass, for each token and unit of width, counted from their definitions: an RMSNorm in fp32 (cast, square,
+# mean, scale, cast, weight), torch's LayerNorm (fp32 results under autocast, cast back) with the dropout that
+# comes with it in GPT-2's kind of models (even at 0 it copies and writes a mask), a residual sum, the copy
+# that lays queries, keys and values out for attention, the rotary embedding of queries and keys, SiLU times
+# gate, GELU.
+Bytes = tuple[float, float]
+NORM_BYTES: Bytes = (6 + 8 + 4 + 8 + 6 + 4, 4 + 6 + 12 + 8 + 12 + 12 + 6)
+LAYER_NORM_BYTES: Bytes = (12 + 5, 6 + 12 + 8 + 6 + 5)
+RESIDUAL_BYTES: Bytes = (6, 6)
+SPLIT_BYTES: Bytes = (4, 4)
+ROTARY_BYTES: Bytes = (4 + 6 + 4 + 6, 4 + 6 + 4 + 6)
+GATED_BYTES: Bytes = (4 + 6, 10 + 6)
+PLAIN_BYTES: Bytes = (4, 6)
+SCORE_BYTES: Bytes = (16, 32)  # unfused attention: scores, mask and softmax of each pair of tokens
+SINK_BYTES: Bytes = (4, 4)  # the result is read and scaled; gradients of sinks read it and its gradient
 # The same by Liger's kernels, one for each (Liger-Kernel 0.8.5, ops/rms_norm.py, rope.py, swiglu.py)
-LIGER_NORM_BYTES, LIGER_ROTARY_BYTES, LIGER_GATED_BYTES = 4, 4, 6
-ROUTED_BYTES = 12  # a token's copies to and from its experts
+LIGER_NORM_BYTES: Bytes = (4, 6)
+LIGER_ROTARY_BYTES: Bytes = (4, 4)
+LIGER_GATED_BYTES: Bytes = (6, 10)
+# Of each value of a product's input or result, where the layers between compute in fp32: cast
+# (bitsandbytes 0.50.2, nn/modules.py, Linear4bit.forward, after PEFT's prepare_model_for_kbit_training)
+CAST_BYTES: Bytes = (6, 6)
+ROUTED_BYTES: Bytes = (12, 24)  # a token's copies to and from its experts
 LOGIT_BYTES = 34  # forward and backward: logits, fp32 copy, log-softmax, its gradient, and back to bf16
 LOGIT_AGAIN_BYTES = 14  # fp32 copy and log-softmax once more, in the backward pass (dataset/batches.py)
 FUSED_LOGIT_BYTES = 10
@@ -49,13 +62,20 @@ REDUCED_COPY, ADDED = 8, 12
 # added to zeros, made fp32, and added to those before; once a step they are put in a bucket, made 16 bits to
 # be sent, and put back, the weights made 16 bits, and the fp32 gradients zero
 DEEPSPEED_ADDED, DEEPSPEED_STEP = 2 + 6 + 18, 28 + 6 + 4
+# DeepSpeed's ZeRO-1 and ZeRO-2 (0.19.8, runtime/zero/stage_1_and_2.py): each gradient is copied to a bucket,
+# divided by the number of processes, and copied for the all-reduce
+DEEPSPEED_REDUCED = 4 + 4 + 4
 # Bytes kept for the backward pass for each token, unit of width and layer: Korthikanti et al. 2022
 # (arXiv:2205.05198), equation 1, without dropout's masks; a checkpoint alone is the layer's input.
 KEPT_BYTES = {"none": 32, "selective": 16, "full": 2}
 # Adapters on experts: their product is written, read with the weights, the sum written, in each forward pass
 COPY_MOVES = 4
-SCALED_BYTES = 8  # of each output that LLaMA-Adapter v2 adds a bias to and scales, each read and written
-ADAPTER_BYTES = (4, 8)  # of each unit of an adapter's input (read, dropout) and output (scaled, added)
+SCALED_BYTES: Bytes = (8, 16)  # of each output that LLaMA-Adapter v2 adds a bias to and scales
+# Of each unit of an adapter's input and output: read, scaled, added. The input of PEFT's fp32 adapters is
+# cast, dropped out, and cast by autocast (tuners/lora/layer.py); Unsloth's are added by their product.
+ADAPTER_INPUT, ADAPTER_OUTPUT = (2.0, 2.0 + 6), (2 + 4 + 6.0, 4 + 2.0)
+FP32_ADAPTER_INPUT = (6 + 9 + 6 + 2.0, 2 + 6 + 9 + 6 + 6.0)
+FUSED_ADAPTER_INPUT, FUSED_ADAPTER_OUTPUT = (2.0, 4.0), (4.0, 2.0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -164,7 +184,7 @@ def work(setup: Setup) -> Work:
     # the loop pads values to the width of the keys
     widths = 2 * model.q_dim if setup.variable_length else model.q_dim + model.attention_out_dim
     attention = 2 * _attended(setup) * widths
-    rest_passes = 3 + repeat_rest + reference
+    moved = _moved(setup, 0) * (1 + repeat_rest + reference) + _moved(setup, 1)
     size = 4 if setup.precision == "fp32" else 2
     weight_bytes = (dense + _resident_experts(setup)) * split * size
     saved = tokens * model.hidden * stage * model.layers / setup.tensor
@@ -179,12 +199,12 @@ def work(setup: Setup) -> Work:
         * split
         * attention
         * (1 + backward_share * (ATTENTION_BACKWARD + repeat_attention) + reference),
-        moved=tokens / setup.tensor * (stage * model.layers * _moved(setup) * rest_passes + _logits(setup)),
+        moved=tokens / setup.tensor * (stage * model.layers * moved + _logits(setup)),
         weights=weight_bytes * passes
         + COPY_MOVES * copied * split * size * (1 + repeat_products + reference),
         dequantized=unpacked * passes,
         copied=_copied(setup),
-        copied_once=DEEPSPEED_STEP * _trained(setup) if _wrapped(setup) else 0.0,
+        copied_once=_copied_once(setup),
         layers=stage * model.layers * (1 + (repeat_rest + reference) / 3),
         offloaded=2.0 * setup.activation_offload * KEPT_BYTES[setup.checkpointing] * saved,
         trained=_trained(setup),
@@ -217,6 +237,8 @@ def _copied(setup: Setup) -> float:
     trained = _trained(setup)
     if _wrapped(setup):
         return float(DEEPSPEED_ADDED * trained)
+    if setup.sharding == "zero2":
+        return float(DEEPSPEED_REDUCED * trained)
     if setup.copies_weights:  # weights once a step; each gradient is read in 16 bits and added in fp32
         return trained * (
             (4 + 2) / setup.accumulation + 2 + 4 + 4 * (setup.accumulation - 1) / setup.accumulation
@@ -230,6 +252,15 @@ def _copied(setup: Setup) -> float:
         copied += 2 * 2 * weights.linear * QUANTIZATIONS[setup.quantization].weight_bytes
     reduced = 2 + 4 + REDUCED_COPY + ADDED * (setup.accumulation - 1) / setup.accumulation
     return copied + trained * reduced
+
+
+def _copied_once(setup: Setup) -> float:
+    """Return the bytes of weights and gradients that the engine itself copies once per step."""
+    if _wrapped(setup):
+        return float(DEEPSPEED_STEP * _trained(setup))
+    if setup.sharding == "zero1" and setup.engine == "deepspeed":
+        return float(DEEPSPEED_REDUCED * _trained(setup))
+    return 0.0
 
 
 def _adapters_used(setup: Setup) -> float:
@@ -302,38 +333,60 @@ def _attended(setup: Setup) -> float:
     return (model.attention_layers - model.sliding_layers) * reach + model.sliding_layers * sliding_reach
 
 
-def _moved(setup: Setup) -> float:
-    """Return the bytes between the products of one layer for one token, one eager forward pass."""
+def _moved(setup: Setup, backward: int) -> float:
+    """Return the bytes between the products of one layer for one token, in one eager pass."""
     model = setup.model
     width = model.ffn * max(model.experts_per_token, 1) + model.shared_ffn
     norm, rotary, gated = NORM_BYTES, ROTARY_BYTES, GATED_BYTES
+    if setup.engine_version in ("liger", "unsloth") and not setup.compile:
+        norm, rotary = LIGER_NORM_BYTES, LIGER_ROTARY_BYTES
     if setup.engine_version == "liger" and not setup.compile:
-        norm, rotary, gated = LIGER_NORM_BYTES, LIGER_ROTARY_BYTES, LIGER_GATED_BYTES
+        gated = LIGER_GATED_BYTES
     if model.norm != "rms":
         norm = LAYER_NORM_BYTES
-    traffic: float = model.hidden * (model.norms_per_layer * norm + 2 * RESIDUAL_BYTES)
+    traffic: float = model.hidden * (model.norms_per_layer * norm[backward] + 2 * RESIDUAL_BYTES[backward])
     # each hyper-connection normalizes the residual streams and adds to them
-    traffic += 2 * model.residual_streams * model.hidden * (norm + RESIDUAL_BYTES)
-    traffic += (model.q_dim + model.kv_dim + model.v_dim) * SPLIT_BYTES
+    traffic += 2 * model.residual_streams * model.hidden * (norm[backward] + RESIDUAL_BYTES[backward])
+    traffic += (model.q_dim + model.kv_dim + model.v_dim) * SPLIT_BYTES[backward]
     if not model.position_embeddings:
-        traffic += (model.q_dim + model.kv_dim) * rotary
-    traffic += width * (gated if model.gated_mlp else PLAIN_BYTES)
-    traffic += ROUTED_BYTES * model.hidden * model.experts_per_token
+        traffic += (model.q_dim + model.kv_dim) * rotary[backward]
+    traffic += width * (gated if model.gated_mlp else PLAIN_BYTES)[backward]
+    if setup.upcast_frozen:
+        mlp = parameters.mlp_shapes(model, model.ffn)
+        widths = sum(sum(shape) for name, shape in model.linear_shapes.items() if name not in mlp)
+        widths += max(model.experts_per_token, 1) * sum(sum(shape) for shape in mlp.values())
+        traffic = 2 * traffic + CAST_BYTES[backward] * widths
+    traffic += ROUTED_BYTES[backward] * model.hidden * model.experts_per_token
     # transformers' own code computes scores with sinks; FlashAttention's has them from version 3 on
     own_code = model.attention_sinks and implementations.of(setup).kept_scores and setup.flash_version < 3
     if own_code and setup.variable_length:
-        traffic += SINK_BYTES * model.attention_out_dim
-    elif setup.attention == "math" or own_code:
-        traffic += SCORE_BYTES * model.heads * setup.seq_len
+        traffic += SINK_BYTES[backward] * model.attention_out_dim
+    elif setup.attention == "math" or own_code or broadcasts_keys(setup):
+        traffic += SCORE_BYTES[backward] * model.heads * setup.seq_len
     if setup.prompts:
-        traffic += RESIDUAL_BYTES * model.attention_out_dim
+        traffic += RESIDUAL_BYTES[backward] * model.attention_out_dim
         if setup.method == "adapter-v2":
-            traffic += SCALED_BYTES * parameters.outputs(model) / model.layers
+            traffic += SCALED_BYTES[backward] * parameters.outputs(model) / model.layers
     elif setup.adapters:
         # An adapter of rank r has r weights for each unit of its inputs and outputs; inputs are about half
-        adapter_bytes = sum(ADAPTER_BYTES) / 2
-        traffic += adapter_bytes * setup.adapter_parameters / (setup.lora_rank * model.layers)
+        units = setup.adapter_parameters / (setup.lora_rank * model.layers)
+        traffic += units * (_adapter_input(setup)[backward] + _adapter_output(setup)[backward]) / 2
     return traffic
+
+
+def _adapter_input(setup: Setup) -> Bytes:
+    if setup.engine_version == "unsloth" and setup.quantization != "none":
+        return FUSED_ADAPTER_INPUT
+    # adapters have the base's type in PEFT below 0.8, and in fsdp_qlora's loop (train.py, precision bf16)
+    same_type = setup.engine_version == "peft-0.7"
+    same_type |= setup.engine_version == "loop" and setup.flat_parameters
+    is_fp32 = implementations.of(setup).adapter_bytes == 4 and not same_type
+    return FP32_ADAPTER_INPUT if is_fp32 else ADAPTER_INPUT
+
+
+def _adapter_output(setup: Setup) -> Bytes:
+    fused = setup.engine_version == "unsloth" and setup.quantization != "none"
+    return FUSED_ADAPTER_OUTPUT if fused else ADAPTER_OUTPUT
 
 
 def _logits(setup: Setup) -> float:

@@ -19,6 +19,7 @@ FAMILIES = {
     "nemotron_h": 1,  # Mamba 2 in rows of several chunks, blocks of one part
     "qwen3_next": 1,  # gated delta rule, dense blocks among those with experts, a gate of the shared expert
     "phi": 4,  # attention and MLP read the same norm
+    "falcon": 4,  # one key head, computed outside of a kernel
 }
 
 
@@ -32,3 +33,11 @@ def test_the_formulas_agree_with_the_trace_of_a_model_of_another_size(family: st
     assert [row.refused for row in rows] == ["", ""]
     assert [row.activations for row in rows] == pytest.approx([0, 0], abs=0.02)
     assert [row.states for row in rows] == pytest.approx([0, 0], abs=exact_families.GOALS["states"])
+
+
+@pytest.mark.parametrize(("kv_heads", "norms"), [(2, 2), (2, 1), (8, 1)])
+def test_falcons_with_more_key_heads_repeat_them_and_cast_the_mask(kv_heads: int, norms: int) -> None:
+    small = exact_families.small_model("falcon")
+    model = replace(small, heads=8, kv_heads=kv_heads, head_dim=small.hidden // 8, norms_per_layer=norms)
+    row = exact_families.compare(model, "other", "lora", seq_len=384)
+    assert (row.refused, row.activations) == ("", pytest.approx(0, abs=0.02))

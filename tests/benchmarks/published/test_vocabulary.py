@@ -7,6 +7,7 @@ import pytest
 from benchmarks.published import vocabulary
 from benchmarks.published.vocabulary import UnsupportedRow
 from estimator.models import PROJECTIONS
+from estimator.vocabulary import Engine
 from tests.benchmarks.published.measured_tables import read
 
 
@@ -148,3 +149,18 @@ def test_optimizers_are_recognized_in_every_spelling(text: str, kind: str) -> No
 
 def test_a_recomputed_output_head_is_a_separate_loss_kind() -> None:
     assert vocabulary.loss_of("CE recomputed in chunks", "deepspeed", 2048) == ("recomputed", 8)
+
+
+@pytest.mark.parametrize(
+    ("framework", "details", "engine", "version"),
+    [
+        ("Transformers 4 Trainer", "foak = unsloth Triton CE, RMSNorm, RoPE", "transformers", "unsloth"),
+        ("HF Trainer+PEFT<0.8", "", "transformers", "peft-0.7"),
+        ("FSDP1 raw loop", "", "transformers", "loop"),
+        ("megatron-core/bridge", "26.06.01 NeMo Container; MXFP8", "megatron", "full-graph"),
+        ("megatron-core/bridge", "26.06 NeMo Container; FP8", "megatron", ""),
+        ("megatron-core/bridge", "26.04.01 NeMo Container; MXFP8", "megatron", ""),
+    ],
+)
+def test_the_version_of_the_code_is_read(framework: str, details: str, engine: Engine, version: str) -> None:
+    assert vocabulary.version_of(framework, "", details, engine) == version

@@ -32,3 +32,5 @@ def test_the_largest_quantized_matrix_is_dequantized_to_16_bits_and_in_litgpt_al
     assert dequantized_bytes(replace(setup, tensor=2)) == 4096 * 14336
     assert dequantized_bytes(replace(setup, engine="litgpt")) == 2 * 128256 * 4096
     assert dequantized_bytes(replace(setup, quantization="none")) == 0
+    fp32_scales = 4 * 4096 * 14336 // 64
+    assert dequantized_bytes(replace(setup, quantization="nf4-double")) == 2 * 4096 * 14336 + fp32_scales

@@ -77,6 +77,25 @@ def test_gradients_of_adapters_are_reduced_once_per_step_where_they_are_kept_who
     assert reduced[kind] == pytest.approx(reduced_by_one[kind] * (1 if once else 4))
 
 
+@pytest.mark.parametrize(
+    ("engine", "precision", "size"),
+    [
+        ("torchtitan", "bf16-mixed", 4),
+        ("fsdp2", "bf16-mixed", 4),
+        ("fsdp2", "bf16", 2),
+        ("torchtune", "bf16", 2),
+        ("composer", "bf16-mixed", 2),
+        ("transformers", "bf16-mixed", 2),
+    ],
+)
+def test_gradients_are_reduced_in_the_type_of_the_engine(engine: Any, precision: Any, size: int) -> None:
+    setup = Setup(model=LLAMA, sharding="fsdp", shard=8, engine=engine, precision=precision)
+    assert volumes(setup).gather == pytest.approx(2 * 2 * P), "weights in 16 bits"
+    assert volumes(setup).reduce == pytest.approx(size * P)
+    replicas = volumes(replace(setup, replicate=2)).replicas_step
+    assert replicas == pytest.approx(2 * size * P / 8)
+
+
 def test_hops_of_a_ring_over_nodes_count_for_each_gather_and_each_reduction() -> None:
     full = communication_seconds(Setup(model=LLAMA, sharding="fsdp", shard=16), FAST)
     adapters = communication_seconds(Setup(model=LLAMA, method="lora", sharding="fsdp", shard=16), FAST)

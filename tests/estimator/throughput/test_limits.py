@@ -159,6 +159,27 @@ def test_a_step_is_micro_batches_plus_exposed_communication_and_bubble() -> None
     )
 
 
+def test_deepspeed_gathers_updated_weights_behind_the_optimizer() -> None:
+    setup = Setup(model=LLAMA, engine="deepspeed", precision="bf16-mixed", sharding="zero1", shard=8)
+    times = replace(communication_seconds(setup, SLOW), reduce_step=0.0)
+    overlap = Efficiency({**TABLE.table, ("overlap", "*"): Coefficient(8.0, 0, "")})
+    deepspeed = step(setup, LOAD, GPU, times, overlap)
+    assert deepspeed.communication == pytest.approx(times.gather_step)
+    megatron = step(replace(setup, engine="megatron"), LOAD, GPU, times, overlap)
+    assert megatron.communication < 0.5 * times.gather_step
+
+
+def test_looped_experts_run_dense_products_and_wait_for_their_launches() -> None:
+    setup = Setup(model=MIXTRAL, engine="transformers")
+    looped = replace(setup, looped_experts=True)
+    grouped, dense = (kernel_seconds(each, LOAD, GPU, TABLE) for each in (setup, looped))
+    assert dense.products - grouped.products == pytest.approx(4e14 / 5e13 - 4e14 / 2.5e13)
+    times = communication_seconds(setup, SLOW)
+    overlap = Efficiency({**TABLE.table, ("overlap", "*"): Coefficient(8.0, 0, "")})
+    waited = step(looped, LOAD, GPU, times, overlap).compute - dense.total
+    assert waited == pytest.approx(10 * overlap.of("launch of experts"), rel=0.01)
+
+
 def test_offloaded_weights_are_copied_for_forward_and_backward_passes() -> None:
     setup = Setup(model=LLAMA, engine="fsdp2", sharding="fsdp", shard=4, offload="all")
     times = communication_seconds(setup, SLOW)

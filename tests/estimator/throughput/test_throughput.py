@@ -124,6 +124,8 @@ def test_lora_and_qlora_of_an_unfitted_source_are_predicted_on_unfitted_gpus(
     setup = Setup(
         model=find(model),
         engine="transformers",
+        engine_version="loop",
+        flat_parameters=True,
         method="lora",
         quantization=quantization,  # type: ignore[arg-type]
         sharding=sharding,  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -9,9 +10,14 @@ from typing import Any, get_args
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
+from estimator.memory.buffers import dequantized_bytes
+from estimator.models import hf_config
+from estimator.setup import Setup
 from estimator.vocabulary import LaunchedQuantization
-from launchers.engines.loop import quantized_model
+from launchers.engines.loop import quantized, quantized_experts, quantized_model
 from launchers.engines.loop.quantized_experts import QuantizedExperts
 from launchers.engines.loop.quantized_loading import LoopQuantization
 from launchers.models import causal
@@ -105,3 +111,64 @@ def test_two_processes_train_resume_and_export_experts_in_4_bits(
     """Losses start at that of the dequantized weights; the merged model is these with the adapter."""
     resumed = proved(families.RESUMED[0], family)
     assert families.problems(proved(sharding, family), resumed, tmp_path) == []
+
+
+class LiveBytes(TorchDispatchMode):
+    """Live bytes of the storages that the experts' products allocate, and the peak of each product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live, self.sizes, self.peaks = 0, dict[int, int](), list[int]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.metaflow_finetune.quantized_experts_product.default:
+            self.live, self.sizes = 0, dict.fromkeys(map(_storage, args), 0)
+            self.peaks.append(0)
+            with self:
+                return quantized_experts.product._init_fn(*args, **kwargs or {})
+        result = func(*args, **kwargs or {})
+        for tensor in tree_leaves(result):
+            if self.peaks and isinstance(tensor, torch.Tensor) and _storage(tensor) not in self.sizes:
+                storage = tensor.untyped_storage()
+                self.sizes[_storage(tensor)] = storage.nbytes()
+                self.live += storage.nbytes()
+                weakref.finalize(storage, self._free, _storage(tensor))
+        self.peaks[-1:] = [max(self.peaks[-1], self.live)] if self.peaks else []
+        return result
+
+    def _free(self, storage: int) -> None:
+        self.live -= self.sizes.pop(storage, 0)
+
+
+def _storage(value: Any) -> int:
+    return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("family", ["mixtral", "gpt_oss"])
+def test_a_product_holds_the_bytes_that_the_plan_counts_for_dequantized_experts(
+    family: str, kind: LaunchedQuantization
+) -> None:
+    config = families.FAMILIES[family] | {
+        "hidden_size": 256,
+        "intermediate_size": 256,
+        "num_local_experts": 16,
+    }
+    network = families.network(family, **config).to(torch.bfloat16).requires_grad_(False)
+    block = next(module for module, _ in quantized_experts._experts(network))
+    weights = {
+        name: weight.flatten(end_dim=1) for name, weight in block.named_parameters() if weight.ndim == 3
+    }
+    quantized_experts.replace(network, kind)
+    for name, weight in weights.items():
+        packed, scales = quantized.packed(weight, kind)
+        getattr(block, name).data = packed
+        block._buffers.update({f"{name}_{scale}": values for scale, values in scales.items()})
+    inputs = torch.randn(8, 256, dtype=torch.bfloat16, requires_grad=True)
+    chosen = torch.arange(16).view(8, 2)
+    with LiveBytes() as live:
+        block(inputs, chosen, torch.ones(8, 2, dtype=torch.bfloat16)).float().sum().backward()
+    spec = hf_config.to_spec(network.config.to_dict(), family)
+    setup = Setup(model=spec, engine="fsdp2", method="lora", quantization=kind)
+    assert len(live.peaks) == 4, "two products, forward and backward"
+    assert max(live.peaks) == pytest.approx(dequantized_bytes(setup), rel=0.01)
