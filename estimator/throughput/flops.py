@@ -204,7 +204,7 @@ def work(setup: Setup) -> Work:
         + COPY_MOVES * copied * split * size * (1 + repeat_products + reference),
         dequantized=unpacked * passes,
         copied=_copied(setup),
-        copied_once=_copied_once(setup),
+        copied_once=DEEPSPEED_STEP * _trained(setup) if _wrapped(setup) else 0.0,
         layers=stage * model.layers * (1 + (repeat_rest + reference) / 3),
         offloaded=2.0 * setup.activation_offload * KEPT_BYTES[setup.checkpointing] * saved,
         trained=_trained(setup),
@@ -237,8 +237,9 @@ def _copied(setup: Setup) -> float:
     trained = _trained(setup)
     if _wrapped(setup):
         return float(DEEPSPEED_ADDED * trained)
-    if setup.sharding == "zero2":
-        return float(DEEPSPEED_REDUCED * trained)
+    if setup.engine == "deepspeed" and setup.sharding in ("zero1", "zero2"):
+        passes = 1 if setup.sharding == "zero2" else setup.accumulation  # ZeRO-1 reduces in one of them
+        return DEEPSPEED_REDUCED * trained / passes
     if setup.copies_weights:  # weights once a step; each gradient is read in 16 bits and added in fp32
         return trained * (
             (4 + 2) / setup.accumulation + 2 + 4 + 4 * (setup.accumulation - 1) / setup.accumulation
@@ -252,15 +253,6 @@ def _copied(setup: Setup) -> float:
         copied += 2 * 2 * weights.linear * QUANTIZATIONS[setup.quantization].weight_bytes
     reduced = 2 + 4 + REDUCED_COPY + ADDED * (setup.accumulation - 1) / setup.accumulation
     return copied + trained * reduced
-
-
-def _copied_once(setup: Setup) -> float:
-    """Return the bytes of weights and gradients that the engine itself copies once per step."""
-    if _wrapped(setup):
-        return float(DEEPSPEED_STEP * _trained(setup))
-    if setup.sharding == "zero1" and setup.engine == "deepspeed":
-        return float(DEEPSPEED_REDUCED * _trained(setup))
-    return 0.0
 
 
 def _adapters_used(setup: Setup) -> float:

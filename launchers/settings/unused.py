@@ -51,7 +51,8 @@ def _has_task(settings: Settings, name: str) -> bool:
     if section == "preference":
         return last in task.preference_settings
     if section == "evaluation":
-        return settings.task != "reward"  # a reward model writes no answers
+        # A reward model writes no answers
+        return settings.task != "reward" or settings.evaluation.generations == 0
     return {"rl": task.draws_answers, "images": task.images, "": task.next_token}[section]
 
 
@@ -100,11 +101,6 @@ RULES = (
         settings=("schedule.decay_ratio",),
         cause="schedule.name",
         applies=lambda settings, _: settings.schedule.name == "wsd",
-    ),
-    Rule(
-        settings=("evaluation.max_new_tokens",),
-        cause="evaluation.generations",
-        applies=lambda settings, _: settings.evaluation.generations != 0,
     ),
     Rule(
         settings=("evaluation.fraction",),
