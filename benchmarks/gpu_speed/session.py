@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -58,14 +59,14 @@ class Results:
 
 
 def expected_s(run: Run, outcomes: Mapping[str, Outcome]) -> float:
-    """Return the longest measured duration of runs with the same model, or of all, that compile as well."""
+    """Return the median duration of measured runs with the same model, or of all, that compile as well."""
     alike = {
         name: outcome.seconds
         for name, outcome in outcomes.items()
         if outcome.ended == "ran" and cases.compiles(name.rpartition(", ")[2]) == cases.compiles(run.engine)
     }
     same_model = {name: each for name, each in alike.items() if name.startswith(f"{run.case.model} ")}
-    return max((same_model or alike).values(), default=FIRST_RUN_S)
+    return statistics.median((same_model or alike or {"": FIRST_RUN_S}).values())
 
 
 def runs_within(minutes: float, runs: Sequence[Run], outcomes: Mapping[str, Outcome]) -> int:
