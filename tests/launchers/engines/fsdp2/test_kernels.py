@@ -79,7 +79,18 @@ def test_float8_products_of_any_number_of_tokens_have_layouts_that_gpus_accept(
 
 # Kinds of blocks whose code differs: with and without rotary positions
 KINDS = {"exaone4": 2, "smollm3": 2}
-EXPERTS = ("mixtral", "qwen2_moe", "qwen3_moe", "minimax_m2")
+EXPERTS = ("mixtral", "qwen2_moe", "qwen3_moe", "minimax_m2")  # not compiled by default
+BY_DAY = ("llama", "gemma3_text", "qwen3_moe")  # the other families are tested nightly
+
+
+def cell(family: str, *values: str) -> Any:
+    return pytest.param(family, *values, marks=() if family in BY_DAY else pytest.mark.nightly)
+
+
+def cells(*kinds: str) -> list[Any]:
+    """Pair each family with the next of the kinds."""
+    families_and_kinds = zip((*COMPILED, *EXPERTS), itertools.cycle(kinds), strict=False)
+    return [cell(family, kind) for family, kind in families_and_kinds]
 
 
 @pytest.mark.slow
@@ -90,7 +101,7 @@ EXPERTS = ("mixtral", "qwen2_moe", "qwen3_moe", "minimax_m2")
 )
 @pytest.mark.parametrize(
     ("family", "kind"),
-    [*zip(COMPILED, itertools.cycle(["none", "full", "selective", "lora"]), strict=False), ("llama", "lora")],
+    [*cells("none", "full", "selective", "lora"), ("llama", "lora")],
 )
 def test_compiled_blocks_have_the_same_loss_and_gradients_as_eager_blocks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, kind: str, backend: str
@@ -201,9 +212,7 @@ def test_a_block_with_quantized_or_float8_layers_is_compiled_as_one_graph(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("family", "method"), [*zip(COMPILED, itertools.cycle(["full", "lora"]), strict=False)]
-)
+@pytest.mark.parametrize(("family", "method"), cells("full", "lora"))
 def test_compiled_blocks_save_the_bytes_that_plans_count(family: str, method: Any, tmp_path: Path) -> None:
     """On the meta device, AOTAutograd's partitioner decides as it does with Inductor."""
     spec, tokens = small_model(family, repeats=2), 512
@@ -273,7 +282,7 @@ def in_one_op(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", sorted({*COMPILED} & {*FAMILIES}))
+@pytest.mark.parametrize("family", [cell(family) for family in (*COMPILED, *EXPERTS) if family in FAMILIES])
 def test_packed_batches_with_any_number_of_documents_need_one_compilation(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
