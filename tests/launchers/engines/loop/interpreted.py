@@ -81,7 +81,7 @@ def _distance(family: str, *, in_blocks: bool) -> tuple[float, float]:
         liger.use_block_kernels(model)
     head.put_in(model, per_token=False)
     computed = head.loss(model, batch.labels, batch.inputs)
-    computed.backward()
+    computed.backward()  # type: ignore[no-untyped-call]
     largest = max(gradient.abs().max() for gradient in expected.values())
     apart = max(
         float(
