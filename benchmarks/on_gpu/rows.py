@@ -12,7 +12,7 @@ from benchmarks.on_gpu.cases import Case
 from benchmarks.on_gpu.session import Measured
 from benchmarks.published import rows as published
 from estimator import models
-from estimator.engines.setups import dense_mask
+from estimator.engines.setups import dense_mask, variable_length
 from estimator.plan import GIB, Layout, Plan
 from launchers.settings import Settings
 
@@ -153,13 +153,15 @@ def _sharding(layout: Layout) -> dict[str, Any]:
 
 def _packing(measured: Measured, layout: Layout) -> str:
     """Describe packing and lengths in the terms that benchmarks/published parses."""
-    if measured.case.lengths == "fixed":
-        case = measured.case
-        model = models.find(case.model)
-        masked = dense_mask(case.engine, layout.device, model, "sft", case.method, layout.precision)
-        return "packed, dense document mask" if masked else "packed"
-    first = ", longest rows first" if measured.case.longest_first else ""
-    return f"variable length (short samples), padded to the micro batch's longest{first}"
+    case = measured.case
+    step = (case.engine, layout.device, models.find(case.model), "sft", case.method, layout.precision)
+    separated = "separated by cumulative lengths" if variable_length(*step) else ""
+    if case.lengths == "fixed":
+        separated = separated or ("dense document mask" if dense_mask(*step) else "")
+        return ", ".join(filter(None, ["packed", separated]))
+    first = ", longest rows first" if case.longest_first else ""
+    separated = separated or "padded to the micro batch's longest"
+    return f"variable length (short samples), {separated}{first}"
 
 
 def _types(layout: Layout) -> dict[str, Any]:

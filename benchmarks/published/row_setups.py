@@ -79,6 +79,7 @@ def setup_of(cells: Cells, gpu: Gpu | None) -> Setup:
         # an emptied cache keeps no block that is too small for what follows, as expandable segments don't
         expandable_segments=bool(re.search("expandable|empty_cache", cells.text("notes").lower())),
         document_mask="dense document mask" in cells.text("packing").lower(),
+        variable_length="cumulative lengths" in cells.text("packing").lower(),
         document_tokens=vocabulary.document_tokens_of(cells.text("packing")),
         checkpointing=checkpointing or _CHECKPOINTING.get(engine, "none"),
         # Unsloth's own checkpointing moves each block's input to the host

@@ -115,6 +115,9 @@ class SetupOptions(SharedOptions):
     undivided_base: Annotated[
         bool, option(_ADAPT, "Do not shard the quantized weights (ZeRO-3 cannot).", "--undivided-base")
     ] = False
+    looped_experts: Annotated[
+        bool, option(_ADAPT, "Compute experts one after another, like transformers 4.", "--looped-experts")
+    ] = False
     precision: Annotated[str | None, common("precision", choices=get_args(vocabulary.Precision))] = None
     average: Annotated[bool, option(_ADAPT, "Keep a moving average of the weights.", "--ema")] = False
     encoders: Annotated[

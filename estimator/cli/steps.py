@@ -85,6 +85,7 @@ def setup_from(options: SetupOptions, model: ModelSpec, gpus: int, gpu: Gpu | No
         quantization=quantization,  # type: ignore[arg-type]
         upcast_frozen=options.upcast_frozen,
         undivided_base=options.undivided_base,
+        looped_experts=options.looped_experts,
         precision=precision,  # type: ignore[arg-type]
         fp8=options.fp8,  # type: ignore[arg-type]
         optimizer=options.optimizer,  # type: ignore[arg-type]

@@ -222,7 +222,7 @@ def test_a_user_error_is_reported_in_one_line_and_launches_nothing(
 
 
 def test_the_flags_of_the_flow_are_exactly_the_checklist_options(launch: Callable[..., FlowRun]) -> None:
-    text = launch("run", "--help").output
+    text = launch("run", "--help-all").output
     flags = {"--" + name.replace("_", "-") for name in DEFAULTS}
     assert flags <= set(re.findall(r"--[a-z-]+", text))
     for field in checklist_launch.FlowOptions.model_fields.values():

@@ -81,8 +81,7 @@ def test_runs_on_a_gpu_have_the_kernels_that_are_the_default_of_their_engine(
         assert (settings.compile, settings.liger) == ("auto", "auto")
         plan = predicted.plan_of(run, ON_GPU, target)
         assert plan.packing
-        # compile with deepspeed is tested for Llama only
-        assert plan.compile == (run.engine != "deepspeed" or run.case.model == "llama-3.1-8b"), run.name
+        assert plan.compile, run.name
     suite = small(ON_GPU, H100)
     eager = next(run for run in suite.runs if run.engine == cases.EAGER)
     assert not predicted.plan_of(eager, suite.scale, target).compile
