@@ -75,7 +75,7 @@ def check_estimate(options: SetupOptions, place: PlaceOptions, setup: Setup) -> 
         (setup.quantization in QUANTIZATIONS, ("upcast_frozen", "undivided_base"), "--method qlora"),
         (task.compares and not setup.adapters, ("reference_copy",), "--task dpo and --method full"),
         (task.draws_answers, ("reward_parameters",), "--task grpo"),
-        (bool(setup.model.experts), ("looped_experts",), "--model of a mixture of experts"),
+        (bool(setup.model.experts), ("looped_experts",), "a mixture of experts"),
         (setup.optimizer == "adamw", ("fused_optimizer",), "--optimizer adamw"),
         (SHARDINGS[setup.sharding].fsdp, ("flat_parameters",), "--sharding fsdp on several GPUs"),
         (setup.tensor > 1, ("sequence_parallel",), "--tp"),
