@@ -96,7 +96,7 @@ def test_kill_9_of_an_agent_or_a_task_ends_all_nodes(gang: NewGang, who: str, mo
 def test_a_node_that_must_leave_during_a_checkpoint_makes_all_nodes_write_another(
     gang: NewGang,
 ) -> None:
-    orders = {"steps": 500, "every": 4, "step_s": 0.3, "checkpoint_s": 0.5}
+    orders = {"steps": 500, "every": 4, "step_s": 1.0, "checkpoint_s": 0.5}
     two = gang(nodes=2, processes=2, store=True, grace_s=60, orders=orders).start_all()
     two.wait_for(lambda: "checkpoint 2 4" in two.events(1))
     two.tasks[1].send_signal(signal.SIGTERM)
@@ -106,7 +106,7 @@ def test_a_node_that_must_leave_during_a_checkpoint_makes_all_nodes_write_anothe
     store = CheckpointStore(LocalStorage(two.folder / "store"), "run/train")
     last, before = store.candidates()
     assert before.step == 4
-    assert last.step in (5, 6)
+    assert last.step in (5, 6, 7)  # before the next regular one
     assert f"the checkpoint of step {last.step} is stored" in end["message"]
 
 
