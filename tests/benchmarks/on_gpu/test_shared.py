@@ -61,7 +61,9 @@ def test_a_rehearsal_on_the_cpu_keeps_finished_parts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for _ in range(2):
-        run_main(monkeypatch, "--device", "cpu", "--only", "train fsdp2", "--out", str(tmp_path))
+        run_main(
+            monkeypatch, "--device", "cpu", "--only", "train fsdp2", "--minutes", "20", "--out", str(tmp_path)
+        )
     text = capsys.readouterr().out
     rows = {row["part"]: row for row in json.loads((tmp_path / "shared_gpu_cpu.json").read_text())["rows"]}
     assert [rows[f"train fsdp2 on {ranks}"]["statuses"] for ranks in (1, 2)] == [[0], [0, 0]]
