@@ -119,7 +119,7 @@ def spread(errors: Iterable[float | None]) -> dict[float, float]:
     return dict(zip(PERCENTILES, map(float, np.percentile(ratios, PERCENTILES)), strict=True))
 
 
-FEWEST_ROWS, FEWEST_COVERED = 5, 0.9  # a kind of runs below has a range of its own
+FEWEST_ROWS, FEWEST_COVERED = 5, 0.9  # a kind of runs below has a separate range
 
 
 def own_ranges(errors: Sequence[float | None], kinds: Sequence[str]) -> dict[str, dict[float, float]]:

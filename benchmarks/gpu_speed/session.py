@@ -60,13 +60,13 @@ class Results:
 
 def expected_s(run: Run, outcomes: Mapping[str, Outcome]) -> float:
     """Return the median duration of measured runs with the same model, or of all, that compile as well."""
-    alike = {
+    comparable = {
         name: outcome.seconds
         for name, outcome in outcomes.items()
         if outcome.ended == "ran" and cases.compiles(name.rpartition(", ")[2]) == cases.compiles(run.engine)
     }
-    same_model = {name: each for name, each in alike.items() if name.startswith(f"{run.case.model} ")}
-    return statistics.median((same_model or alike or {"": FIRST_RUN_S}).values())
+    same_model = {name: each for name, each in comparable.items() if name.startswith(f"{run.case.model} ")}
+    return statistics.median((same_model or comparable or {"": FIRST_RUN_S}).values())
 
 
 def runs_within(minutes: float, runs: Sequence[Run], outcomes: Mapping[str, Outcome]) -> int:
@@ -109,7 +109,7 @@ class Session:
     _runs: int = 0
 
     def measure(self, runs: Sequence[Run]) -> None:
-        """Probe the device and measure the runs, as far as the time allows; those that failed come last."""
+        """Probe the device and measure the runs, as far as the time allows; runs that failed before are last."""
         for probe in self.suite.probes:
             if getattr(self.results, probe) is None:
                 setattr(self.results, probe, self._probe(probe, self.suite.scale.device))

@@ -12,6 +12,7 @@ import inspect
 from typing import Any
 
 import torch
+from torch import library
 from torch.nn.attention import varlen as kernel
 
 CAUSAL = [-1, 0]  # window without a limit to the left
@@ -20,7 +21,7 @@ _PARAMETERS = inspect.signature(kernel.varlen_attn).parameters
 GROUPED: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in _PARAMETERS else {}
 
 
-@torch.library.custom_op("metaflow_finetune::sink_attention", mutates_args=())
+@library.custom_op("metaflow_finetune::sink_attention", mutates_args=())
 def sink_attention(
     query: torch.Tensor,
     key: torch.Tensor,

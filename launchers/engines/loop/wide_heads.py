@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import library
 
 FORWARD: Any = torch.ops.aten._efficient_attention_forward
 BACKWARD: Any = torch.ops.aten._efficient_attention_backward
@@ -21,7 +22,7 @@ def _repeated(query: torch.Tensor, *tensors: torch.Tensor) -> list[torch.Tensor]
     return [each.repeat_interleave(query.shape[1] // each.shape[1], dim=1)[None] for each in tensors]
 
 
-@torch.library.custom_op("metaflow_finetune::wide_attention", mutates_args=())
+@library.custom_op("metaflow_finetune::wide_attention", mutates_args=())
 def wide_attention(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -64,7 +65,7 @@ def _(
     return query.new_empty(query.shape), lse
 
 
-@torch.library.custom_op("metaflow_finetune::wide_attention_backward", mutates_args=())
+@library.custom_op("metaflow_finetune::wide_attention_backward", mutates_args=())
 def wide_attention_backward(
     gradient: torch.Tensor,
     query: torch.Tensor,

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import library
 
 from launchers.engines.loop import sinks, varlen
 from tests.launchers.engines.loop import varlen_kernel
@@ -88,7 +89,7 @@ def test_the_operator_keeps_its_contract_under_compilation() -> None:
     flat = [tensors[name].detach().transpose(1, 2).flatten(0, 1).requires_grad_() for name in SHAPES]
     lengths = torch.tensor(BOUNDARIES, dtype=torch.int32)
     arguments: tuple[Any, ...] = (*flat, tensors["s_aux"], lengths, 16, 0.3, [-1, 0])
-    torch.library.opcheck(torch.ops.metaflow_finetune.sink_attention.default, arguments)
+    library.opcheck(torch.ops.metaflow_finetune.sink_attention.default, arguments)
 
 
 @pytest.mark.usefixtures("_operator")

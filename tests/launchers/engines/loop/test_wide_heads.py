@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import library
 
 from launchers.engines.loop import wide_heads
 from tests.launchers.engines.loop import varlen_kernel
@@ -57,7 +58,7 @@ def test_result_and_gradients_equal_those_of_each_document(key_heads: int) -> No
 def test_the_operator_keeps_its_contract_under_compilation() -> None:
     with varlen_kernel.registered():
         arguments = (*inputs(2), lengths(), MAX_LENGTH, SCALE)
-        torch.library.opcheck(wide_heads.OPERATOR, arguments)
+        library.opcheck(wide_heads.OPERATOR, arguments)
 
 
 def test_the_kernel_of_torch_accepts_the_arguments_and_agrees_on_shapes() -> None:
