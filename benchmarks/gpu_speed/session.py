@@ -109,7 +109,7 @@ class Session:
     _runs: int = 0
 
     def measure(self, runs: Sequence[Run]) -> None:
-        """Probe the device and measure the runs, as far as the time allows; runs that failed before are last."""
+        """Probe the device and measure the runs while time is left, those that failed before last."""
         for probe in self.suite.probes:
             if getattr(self.results, probe) is None:
                 setattr(self.results, probe, self._probe(probe, self.suite.scale.device))
