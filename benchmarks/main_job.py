@@ -38,7 +38,13 @@ from launchers.run.job import build_job
 
 RESULTS = Path(__file__).parent / "results"
 FLOW = Path(__file__).parents[1] / "flows" / "finetune_flow.py"
-CHOSEN = {"seq_len": 256, "global_batch_size": 8, "checkpoint_every": 1_000_000}
+CHOSEN = {
+    "method": "full",
+    "engine": "torchtune",
+    "seq_len": 256,
+    "global_batch_size": 8,
+    "checkpoint_every": 1_000_000,
+}
 READ = """
 import pickle, sys
 from metaflow import Run, namespace
@@ -70,7 +76,7 @@ def median(values: list[float]) -> float:
 
 def _config(steps: int | None = None) -> run_config.RunConfig:
     chosen = settings.build(CHOSEN, [] if steps is None else [f"max_steps={steps}"])
-    config = run_config.resolve(chosen, find("tiny-llama"), method=chosen.method, engine="torchtune")
+    config = run_config.resolve(chosen, find("tiny-llama"), method=chosen.method, engine=chosen.engine)
     return config if steps is None else config.with_checkpoint_interval(steps)
 
 
@@ -178,7 +184,7 @@ def run(short: int, long: int, pairs: int) -> dict[str, Any]:
         dataset = python_docs.write(folder / "docs.jsonl")
         config = _config()
         train, held_out = prepare.split(list(rows.read(dataset)), config)
-        prepare.prepare(train, model, config, CHOSEN["seq_len"], folder / "data", held_out)
+        prepare.prepare(train, model, config, config.seq_len, folder / "data", held_out)
         timed_pairs = []
         for number in range(pairs):  # in turn, so that a slow stretch of the machine meets both
             times = {}
