@@ -23,6 +23,9 @@ from launchers.report.telemetry import (
     memory_now,
 )
 
+# Peaks only grow, so at 20 steps/s one report in ten steps loses nothing
+MEMORY_INTERVAL_S = 0.5
+
 
 def scheduler_name(environ: dict[str, str] | None = None) -> str:
     """Detect the scheduler from environment variables; "local" without one."""
@@ -70,6 +73,8 @@ class RankReporter:
     def __init__(self, telemetry_dir: Path, env: RankEnv) -> None:
         self.env = env
         self._writer = Writer(telemetry_dir, env.rank)
+        self._step = 0
+        self._memory_at = -math.inf
 
     def started(self, *, device: str, backend: str, engine: str) -> None:
         """Report the rank's placement."""
@@ -89,7 +94,9 @@ class RankReporter:
         )
 
     def phase(self, name: str, step: int = 0) -> None:
-        """Report the start of a phase."""
+        """Report the start of a phase and, after the first step, the memory peaks until then."""
+        if self._step:
+            self.memory(self._step)
         self._writer.write(Phase(rank=self.env.rank, name=name, step=step))
 
     def step(
@@ -112,7 +119,9 @@ class RankReporter:
 
         Raises UserError if the loss is not finite, because all weights are then lost.
         """
-        self.memory(step)  # first, so that the step's log line can show it
+        self._step = step
+        if time.monotonic() - self._memory_at >= MEMORY_INTERVAL_S:
+            self.memory(step)  # first, so that the step's log line can show it
         self._writer.write(
             Step(
                 rank=self.env.rank,
@@ -139,6 +148,7 @@ class RankReporter:
 
     def memory(self, step: int) -> None:
         """Report the process's memory peaks."""
+        self._memory_at = time.monotonic()
         self._writer.write(memory_now(self.env.rank, step))
 
     def profiled(self, event: Profiled) -> None:

@@ -212,7 +212,9 @@ class Writer:
         self._file: TextIO = path_of(telemetry_dir, rank).open("a", buffering=1, encoding="utf-8")
 
     def write(self, event: Event) -> None:
-        self._file.write(json.dumps(dataclasses.asdict(event)) + "\n")
+        # dataclasses.asdict would copy every value: more than half of the cost of an event
+        values = {field.name: getattr(event, field.name) for field in dataclasses.fields(event)}
+        self._file.write(json.dumps(values) + "\n")
 
     def close(self) -> None:
         self._file.close()
