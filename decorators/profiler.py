@@ -380,6 +380,10 @@ class Profile:
             notes=tuple(sampler.notes),
             checkpoint_seconds=run.checkpoint_seconds,
             own_loop=self._own_loop,
+            step_tokens=run.step_tokens,
+            data_wait_share=max(
+                (loading / dt for loading, dt in run.data_waits.values() if dt > 0), default=None
+            ),
         )
 
     def _gpus(self) -> tuple[GpuMeasured, ...]:

@@ -310,6 +310,8 @@ class Prediction:
     interruptions: Interruptions | None = None  # None: no spot nodes, or unknown rate
     step_collectives: tuple[tuple[str, float], ...] = ()
     """Seconds of its collectives by kind, including overlapped ones: throughput.Parts.collectives."""
+    uncorrected_tokens_per_second: float | None = None  # before the correction by earlier runs; None: none
+    speed_formulas: str = ""  # calibration.speed.formulas() at that time; empty: not recorded
 
     @property
     def hours_range(self) -> tuple[float, float] | None:

@@ -9,14 +9,21 @@ from dataclasses import dataclass
 
 from decorators.profile.measured import GpuMeasured, Measured, process_peak
 from estimator import calibration, hardware
-from estimator.calibration import Finished, Store
+from estimator.calibration import Finished, Store, speed
 from estimator.errors import UserError
 from estimator.plan import Plan
+from estimator.vocabulary import TASKS
 from launchers.report.state import RankMeasured
 from launchers.run.trial import WARM_UP, TrialResult
 
 # optimizer states are created at the end of the first step, so memory peaks in the second at the earliest
 MIN_STEPS = 2
+# Speed is comparable from here on: the median of four steps without the first, which includes warm-up
+MIN_SPEED_STEPS = 5
+# Below this share of the planned tokens per step, short rows explain a difference
+FULL_STEP = 0.9
+# Above this share of a step that waits for data, the input limits the speed
+DATA_WAIT = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +37,23 @@ class _TrialPeaks:
     device_names: tuple[str, ...] = ()
     checkpoint_seconds: float | None = None
     own_loop: bool = False
+    tokens_per_second: float | None = None
+    step_tokens: float | None = None
+    data_wait_share: float | None = None
 
 
 def finished(
-    plan: Plan, measured: Measured | _TrialPeaks, *, run: str, date: str, formulas: str
+    plan: Plan,
+    measured: Measured | _TrialPeaks,
+    *,
+    run: str,
+    date: str,
+    formulas: str,
+    speed_formulas: str = "",
 ) -> Finished | None:
     """Build the record of a plan and the measurement of one node; None if they are not comparable.
+
+    ``formulas``, ``speed_formulas``: ids of the formulas of memory and speed that predicted the plan.
 
     Raises UserError if the two do not belong together.
     """
@@ -63,6 +81,9 @@ def finished(
         allocated_bytes=max(allocated, default=None),
         checkpoint_bytes=plan.prediction.checkpoint_bytes,
         checkpoint_seconds=measured.checkpoint_seconds,
+        measured_tokens_per_second=comparable_speed(plan, measured) if speed_formulas else None,
+        predicted_tokens_per_second=_predicted_speed(plan) if speed_formulas else None,
+        speed_formulas=speed_formulas,
         torch=_torch_version(),
         date=date,
         run=run,
@@ -89,6 +110,29 @@ def comparable_peak(plan: Plan, measured: Measured | _TrialPeaks) -> tuple[int, 
     return peak.size_bytes + outside, "reserved, plus predicted memory outside of torch"
 
 
+def comparable_speed(plan: Plan, measured: Measured | _TrialPeaks) -> float | None:
+    """Return the measured tokens/s if they are comparable with the prediction, else None.
+
+    They are not for few steps, for steps with fewer tokens than planned (short rows, padding), for a loop
+    that waits for its data, and for tasks that generate answers, whose length the data decides.
+    """
+    prediction = plan.prediction
+    rate, planned_seconds = prediction.tokens_per_second, sum(seconds for _, seconds in prediction.step_parts)
+    if rate is None or not planned_seconds or not measured.step_tokens or measured.steps < MIN_SPEED_STEPS:
+        return None
+    if measured.step_tokens < FULL_STEP * rate * planned_seconds:
+        return None
+    if measured.data_wait_share is not None and measured.data_wait_share > DATA_WAIT:
+        return None
+    if TASKS[plan.task].draws_answers:
+        return None
+    return measured.tokens_per_second
+
+
+def _predicted_speed(plan: Plan) -> float | None:
+    return plan.prediction.uncorrected_tokens_per_second or plan.prediction.tokens_per_second
+
+
 def store_trial(result: TrialResult, *, run: str, in_container: bool) -> str | None:
     """Store one plan's trial, like :func:`store` a finished step.
 
@@ -106,7 +150,10 @@ def store(plan: Plan | None, measured: Measured | _TrialPeaks, *, run: str, in_c
         return None  # files of a container are lost with it
     try:
         formulas = plan.prediction.memory.formulas or calibration.formulas(plan.engine, plan.method)
-        record = finished(plan, measured, run=run, date=_now(), formulas=formulas)
+        speed_formulas = plan.prediction.speed_formulas or speed.formulas(plan.engine, plan.method)
+        record = finished(
+            plan, measured, run=run, date=_now(), formulas=formulas, speed_formulas=speed_formulas
+        )
         if record is not None:
             Store().add(record)
     except UserError as error:

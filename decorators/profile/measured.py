@@ -54,6 +54,8 @@ class Measured:
     checkpoint_seconds: float | None = None  # median pause of training for a checkpoint
     busy_cpu_cores: float | None = None  # 90th percentile over the samples; mean for a short step
     own_loop: bool = False  # trained by the step's own code, not by one of the launched engines
+    step_tokens: float | None = None  # of all processes, without padding; median as tokens_per_second
+    data_wait_share: float | None = None  # largest share of a rank's steps that it waited for data
 
     @property
     def sampling_share(self) -> float:

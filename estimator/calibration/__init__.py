@@ -14,10 +14,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from estimator.calibration import speed as speeds
 from estimator.calibration.finished import VARIABLE, Finished, Records, Store
+from estimator.calibration.speed import RUNS_FOR_A_BOUND, SpeedCorrection, shrunk
 from estimator.plan import MemoryEstimate
 from estimator.setup import Setup
-from estimator.vocabulary import Engine
+from estimator.throughput import Speed
+from estimator.vocabulary import ENGINES, METHODS, Engine
 
 __all__ = [
     "VARIABLE",
@@ -34,12 +37,6 @@ __all__ = [
     "method_of",
 ]
 
-# Weight of the formulas, in runs. A choice: one run moves an estimate by a third of the measured difference,
-# three runs by 60 %, twenty by 91 %.
-PRIOR_RUNS = 2
-# The largest of n ratios covers that of the next run with probability n / (n + 1), if runs are exchangeable.
-# The upper bound is for 95 %: this many runs determine it; fewer can only raise it.
-RUNS_FOR_A_BOUND = 19
 # Categories that are reduced first if runs need less than predicted: their sizes are empirical. The others
 # are arithmetic on shapes and types.
 UNCERTAIN = ("allocator", "activations", "communication buffers", "optimizer temporaries", "runtime")
@@ -74,10 +71,15 @@ class Calibration:
         self._ratios: dict[tuple[str, str, str, str], list[float]] = {}
         self._live_ratios: dict[tuple[str, str, str, str], list[float]] = {}
         self._checkpoints: dict[tuple[str, str], list[float]] = {}
+        self._speed_ratios: dict[str, dict[tuple[str, str, str], list[float]]] = {}
         for run in finished:
             if run.checkpoint_bytes and run.checkpoint_seconds:
                 rates = self._checkpoints.setdefault((run.engine, run.gpu), [])
                 rates.append(run.checkpoint_bytes / run.checkpoint_seconds)
+            if run.speed_ratio is not None:
+                of_gpu = self._speed_ratios.setdefault(run.gpu, {})
+                speed_key = (run.engine, run.method, run.speed_formulas)
+                of_gpu.setdefault(speed_key, []).append(run.speed_ratio)
             key = (run.engine, run.method, run.gpu, run.formulas)
             self._ratios.setdefault(key, []).append(run.ratio)
             if run.live_ratio is not None:
@@ -99,10 +101,10 @@ class Calibration:
         live = self._live_ratios.get((*prefix, formulas(engine, method)), [])
         return Correction(
             gpu=gpu,
-            factor=_shrunk(ratios),
+            factor=shrunk(ratios),
             largest_ratio=max(ratios),
             runs=len(ratios),
-            live_factor=_shrunk(live),
+            live_factor=shrunk(live),
             largest_live_ratio=max(live, default=1.0),
         )
 
@@ -120,21 +122,33 @@ class Calibration:
         hardware_name = "cpu" if setup.device == "cpu" else gpu
         return self.correction(setup.engine, method_of(setup), hardware_name) if hardware_name else None
 
+    def speed_correction(self, engine: str, method: str, gpu: str) -> SpeedCorrection | None:
+        """Return the correction of the speed on this GPU, or None without runs of the current formulas."""
+        of_gpu = {
+            (run_engine, run_method): ratios
+            for (run_engine, run_method, used), ratios in self._speed_ratios.get(gpu, {}).items()
+            if run_engine in ENGINES
+            and run_method in METHODS
+            and used == speeds.formulas(run_engine, run_method)  # type: ignore[arg-type]
+        }
+        return speeds.correction(
+            of_gpu.get((engine, method), []), [ratio for ratios in of_gpu.values() for ratio in ratios]
+        )
+
+    def corrected_speed(self, speed: Speed, setup: Setup, gpu: str | None) -> Speed:
+        """Return the speed corrected by earlier runs on this GPU, with the id of the current formulas."""
+        if speed.tokens_per_second is None or gpu is None:
+            return speed
+        method = method_of(setup)
+        speed = dataclasses.replace(speed, formulas=speeds.formulas(setup.engine, method))
+        correction = self.speed_correction(setup.engine, method, gpu)
+        return speeds.apply(speed, correction) if correction else speed
+
     def corrected(self, estimate: MemoryEstimate, setup: Setup, gpu: str | None) -> MemoryEstimate:
         """Return the estimate corrected by earlier runs, with the id of the current formulas."""
         correction = self.of(setup, gpu)
         uncorrected = dataclasses.replace(estimate, formulas=formulas(setup.engine, method_of(setup)))
         return apply(uncorrected, correction) if correction else uncorrected
-
-
-def _shrunk(ratios: list[float]) -> float:
-    """Return the shrunk factor of these ratios; 1 without any."""
-    if not ratios:
-        return 1.0
-    import statistics
-
-    n = len(ratios)
-    return math.exp(n / (n + PRIOR_RUNS) * statistics.median(math.log(ratio) for ratio in ratios))
 
 
 def load(path: Path | str | None = None, *, own_loops: bool = False) -> tuple[Calibration, tuple[str, ...]]:

@@ -43,6 +43,10 @@ class Finished:
     predicted_live_bytes: int | None = None  # live tensors at the peak, comparable with ``allocated_bytes``
     checkpoint_bytes: int | None = None  # of one node, as planned
     checkpoint_seconds: float | None = None  # pause of the training per checkpoint; None without checkpoints
+    # Of the run, over all processes. None: unknown, or not comparable, such as rows shorter than planned
+    measured_tokens_per_second: float | None = None
+    predicted_tokens_per_second: float | None = None  # before any correction
+    speed_formulas: str = ""  # estimator.calibration.speed.formulas() at the time of the prediction
     torch: str | None = None
     date: str  # ISO 8601, UTC
     run: str  # id of the run, so that it is not counted twice
@@ -76,6 +80,14 @@ class Finished:
         if not self.allocated_bytes or not self.predicted_live_bytes:
             return None
         return self.allocated_bytes / self.predicted_live_bytes
+
+    @property
+    def speed_ratio(self) -> float | None:
+        """Measured tokens/s over predicted; None if one is unknown or they differ like different things."""
+        if not self.measured_tokens_per_second or not self.predicted_tokens_per_second:
+            return None
+        ratio = self.measured_tokens_per_second / self.predicted_tokens_per_second
+        return ratio if 1 / LARGEST_RATIO <= ratio <= LARGEST_RATIO else None
 
     def to_json(self) -> str:
         """Format as one line of JSON with sorted keys, without a line break."""

@@ -174,6 +174,8 @@ def estimate_setup(setup: Setup, site: Site) -> ConfigurationEstimate:
     speed = throughput.speed(setup, gpu, network_gbps=site.network_gbps, rdma=site.rdma, busbw=site.busbw)
     if gpu is None and setup.device == "cuda":
         speed = Speed(None, "no GPU is named")
+    if site.calibration is not None:
+        speed = site.calibration.corrected_speed(speed, setup, name)
     hourly, basis = _price(site, setup)
     cost = throughput.cost(site.tokens or 0.0, speed, hourly)
     shared = memory.shared_memory_bytes(setup)

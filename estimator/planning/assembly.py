@@ -72,6 +72,8 @@ def assemble(
             step_parts=candidate.speed.parts.kinds if candidate.speed.parts else (),
             step_kernels=candidate.speed.parts.of_compute if candidate.speed.parts else (),
             step_collectives=candidate.speed.parts.collectives if candidate.speed.parts else (),
+            uncorrected_tokens_per_second=candidate.speed.uncorrected,
+            speed_formulas=candidate.speed.formulas,
             low_availability=why_rare(place),
             checkpoint_bytes=candidate.checkpoint_bytes,
             interruptions=interruptions,

@@ -118,6 +118,7 @@ def _same_machine(plan: Plan, layout: Layout, estimate: MemoryEstimate, attempt:
             # The speed of the failed layout does not apply, and the links of the node are unknown here
             tokens_per_second=None,
             tokens_per_second_range=None,
+            uncorrected_tokens_per_second=None,
             mfu=None,
             hours=None,
             usd=None,

@@ -53,7 +53,7 @@ PART_RECOMPUTATIONS: tuple[tuple[Recompute, int], ...] = (
 class Evidence:
     """Measurements that replace general values."""
 
-    calibration: Calibration | None = None  # finished runs, for memory
+    calibration: Calibration | None = None  # finished runs, for memory and speed
     bandwidth: MeasuredBandwidth | None = None  # measured bus bandwidth of collectives
 
 
@@ -486,13 +486,13 @@ class Search:
         key = (layout, gpu.name if gpu else None, task, *((network, rdma) if layout.nodes > 1 else ()))
         if key not in self._speeds:
             setup = self.setup(layout)
-            self._speeds[key] = throughput.speed(
-                setup if task is None else replace(setup, task=task),
-                gpu,
-                network_gbps=network,
-                rdma=rdma,
-                busbw=self.evidence.bandwidth,
+            setup = setup if task is None else replace(setup, task=task)
+            speed = throughput.speed(
+                setup, gpu, network_gbps=network, rdma=rdma, busbw=self.evidence.bandwidth
             )
+            if self.evidence.calibration is not None and gpu is not None:
+                speed = self.evidence.calibration.corrected_speed(speed, setup, gpu.name)
+            self._speeds[key] = speed
         return self._speeds[key]
 
 

@@ -54,6 +54,8 @@ def _plan_of(plan: Plan, job: Job, search: Search, layout: Layout, gpu: hardware
         flops_per_token=throughput.flops_per_token(setup_of(job, layout)),
         tokens_per_second=speed.tokens_per_second,
         tokens_per_second_range=speed.tokens_per_second_range,
+        uncorrected_tokens_per_second=speed.uncorrected,
+        step_parts=speed.parts.kinds if speed.parts else (),
         throughput_basis=speed.basis,
         mfu=speed.mfu,
         hours=None,

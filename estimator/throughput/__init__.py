@@ -69,7 +69,7 @@ class KernelTimes:
         """Sum of the seconds of all kernels."""
         return self.products + self.attention + self.memory_bound
 
-    def times(self, count: int) -> KernelTimes:
+    def times(self, count: float) -> KernelTimes:
         """Return the times of ``count`` micro batches."""
         return KernelTimes(
             products=self.products * count,
@@ -94,6 +94,18 @@ class Parts:
     def total(self) -> float:
         """Seconds of the complete step."""
         return self.compute + self.communication + self.bubble + self.optimizer + self.generation
+
+    def scaled(self, factor: float) -> Parts:
+        """Return the parts with all seconds multiplied by ``factor``."""
+        return Parts(
+            compute=self.compute * factor,
+            communication=self.communication * factor,
+            bubble=self.bubble * factor,
+            optimizer=self.optimizer * factor,
+            generation=self.generation * factor,
+            kernel_times=self.kernel_times.times(factor),
+            collectives=tuple((name, seconds * factor) for name, seconds in self.collectives),
+        )
 
     @property
     def kinds(self) -> tuple[tuple[str, float], ...]:
@@ -133,6 +145,8 @@ class Speed:
     step_seconds: float | None = None
     parts: Parts | None = None
     tokens_per_second_range: tuple[float, float] | None = None
+    uncorrected: float | None = None  # tokens/s before the correction by finished runs; None: not corrected
+    formulas: str = ""  # calibration.speed.formulas() at that time; empty: not recorded
 
 
 class Cost(NamedTuple):

@@ -190,6 +190,11 @@ class RunState:
         return typical(self.steps, lambda metrics: metrics.tokens_per_second) or None
 
     @property
+    def step_tokens(self) -> float | None:
+        """Tokens of one step without padding, over all processes, as median over the steps; None: unknown."""
+        return typical(self.steps, lambda metrics: metrics.tokens_per_second * metrics.dt) or None
+
+    @property
     def mfu(self) -> float | None:
         """Model FLOPs utilization, as median over the steps; None if unknown."""
         return typical(self.steps, lambda metrics: metrics.mfu) or None

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from decorators.profile.calibration import comparable_peak, finished, store
+from decorators.profile.calibration import comparable_peak, comparable_speed, finished, store
 from decorators.profile.measured import Measured
+from estimator import calibration
 from estimator.calibration import VARIABLE, Finished, Store, formulas
 from estimator.plan import Plan
 from tests.decorators.profile.states import make_state
@@ -159,3 +160,60 @@ def test_a_container_writes_records_only_to_a_configured_file(
     monkeypatch.setenv(VARIABLE, str(tmp_path / "runs.jsonl"))
     assert store(*pair(), run="F/1/train/2", in_container=True) is None
     assert len(Store().read().finished) == 1
+
+
+def full_steps(**changes: Any) -> tuple[Plan, Measured]:
+    """Return a plan and a run with as many tokens per step as planned."""
+    plan, measured = pair()
+    prediction = dataclasses.replace(
+        plan.prediction, tokens_per_second=4_500.0, step_parts=(("forward and backward", 2.0),)
+    )
+    values = {"step_tokens": 9_000.0, "tokens_per_second": 5_000.0}
+    return dataclasses.replace(plan, prediction=prediction), dataclasses.replace(
+        measured, **(values | changes)
+    )
+
+
+def test_the_record_of_full_steps_has_the_measured_speed_and_the_uncorrected_prediction() -> None:
+    plan, measured = full_steps()
+    prediction = dataclasses.replace(plan.prediction, uncorrected_tokens_per_second=4_000.0)
+    corrected = dataclasses.replace(plan, prediction=prediction)
+    run = finished(corrected, measured, run="F/1", date="2026-01-02", formulas="a", speed_formulas="b")
+    assert (run.measured_tokens_per_second, run.predicted_tokens_per_second) == (5_000.0, 4_000.0)
+    assert (run.speed_ratio, run.speed_formulas) == (1.25, "b")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"steps": 4},
+        {"step_tokens": 100.0},
+        {"step_tokens": None},
+        {"data_wait_share": 0.2},
+    ],
+)
+def test_speed_is_not_compared_if_something_else_than_the_hardware_limits_it(changes: dict[str, Any]) -> None:
+    plan, measured = full_steps(**changes)
+    assert comparable_speed(plan, measured) is None
+    assert comparable_speed(*full_steps(data_wait_share=0.01)) == 5_000.0
+
+
+def test_speed_is_not_compared_for_generated_answers_and_unknown_predictions() -> None:
+    plan, measured = full_steps()
+    assert comparable_speed(dataclasses.replace(plan, task="grpo"), measured) is None
+    unknown = dataclasses.replace(plan.prediction, tokens_per_second=None)
+    assert comparable_speed(dataclasses.replace(plan, prediction=unknown), measured) is None
+
+
+def test_the_speed_of_a_stored_run_corrects_the_next_estimate_on_its_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "calibration.jsonl"))
+    plan, measured = full_steps()
+    assert store(plan, measured, run="F/1/train/2", in_container=False) is None
+    corrections, problems = calibration.load()
+    assert problems == ()
+    correction = corrections.speed_correction(plan.engine, plan.method, "A100 SXM 80GB")
+    assert correction is not None
+    assert correction.ratios == pytest.approx([5_000 / 4_500])
+    assert 1 < correction.factor < 5_000 / 4_500
