@@ -129,7 +129,7 @@ class Calibration:
             for (run_engine, run_method, used), ratios in self._speed_ratios.get(gpu, {}).items()
             if run_engine in ENGINES
             and run_method in METHODS
-            and used == speeds.formulas(run_engine, run_method)  # type: ignore[arg-type]
+            and used == speeds.formulas(run_engine, run_method)
         }
         return speeds.correction(
             of_gpu.get((engine, method), []), [ratio for ratios in of_gpu.values() for ratio in ratios]
