@@ -26,6 +26,8 @@ class Compilation:
     def __init__(self, *, required: bool) -> None:
         self._required = required
         self.fault: str | None = None  # error of the compiler
+        # Backward passes are compiled together with the forward passes, whose calls then raise their errors
+        functorch_config.force_non_lazy_backward_lowering = True
 
     def compiled(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         """Return a forward pass that is compiled at its first call."""
@@ -38,10 +40,8 @@ class Compilation:
             nonlocal succeeded, eager
             if eager or (self.fault is not None and not succeeded):
                 return forward(*arguments, **options)
-            # The backward pass is compiled together with the forward pass, so that this call fails with it
             try:
-                with functorch_config.patch(force_non_lazy_backward_lowering=True):
-                    result = compiled(*arguments, **options)
+                result = compiled(*arguments, **options)
             except torch.OutOfMemoryError:
                 raise
             except Exception as error:
@@ -59,7 +59,8 @@ class Compilation:
         return call
 
     def _record(self, error: Exception) -> None:
-        fault = f"{type(error).__name__}: {first_line(error)}"
+        cause = getattr(error, "inner_exception", None) or error  # of torch's BackendCompilerFailed
+        fault = f"{type(cause).__name__}: {first_line(cause)}"
         if self._required:
             raise UserError(
                 f"compile: torch.compile failed with {fault}.",
