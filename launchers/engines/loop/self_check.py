@@ -57,6 +57,8 @@ def checked(job: TrainJob, device: torch.device, report: Callable[[str], None]) 
     checks: dict[Kernel, Callable[[TrainJob, torch.device], str | None]] = {}
     if varlen.applies(job):
         checks["variable_length"] = attention_fault
+    elif job.settings.variable_length is True:
+        _refuse_if_required(job, "variable_length", "this GPU or precision has no FlashAttention")
     if job.settings.liger and not TASKS[job.settings.task].preferences:  # whose loss is torch's own
         checks["liger"] = loss_fault
     if not checks:
