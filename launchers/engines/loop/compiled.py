@@ -27,7 +27,8 @@ class Compilation:
         self._required = required
         self.fault: str | None = None  # error of the compiler
         # Backward passes are compiled together with the forward passes, whose calls then raise their errors
-        functorch_config.force_non_lazy_backward_lowering = True
+        if hasattr(functorch_config, "force_non_lazy_backward_lowering"):
+            functorch_config.force_non_lazy_backward_lowering = True
 
     def compiled(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         """Return a forward pass that is compiled at its first call."""
