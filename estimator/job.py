@@ -75,6 +75,8 @@ class Job:
     trained_modules: tuple[str, ...] = ()  # values of TRAINED_MODULES, fully trained next to LoRA adapters
     new_tokens: int = 0  # rows of the model's embedding and head that it was not published with
     packing: bool | None = False
+    variable_length: bool | None = None
+    """Documents separated by their lengths instead of padding and a mask. None: where supported."""
     longest_first: bool = True  # batches that vary in length begin with the longest
     expandable_segments: bool = True  # option of the CUDA allocator against fragmentation
     compile: bool | None = False

@@ -63,6 +63,11 @@ class RunConfig(Settings):
     """
     liger: bool
     compile: bool
+    automatic_choices: tuple[automatic.Choice, ...] = Field(default=(), exclude=True)
+    """Settings among packing, liger and compile that the user left ``auto``.
+
+    Not written to the settings file of a run.
+    """
 
     def with_checkpoint_interval(self, total_steps: int, plan: Plan | None = None) -> RunConfig:
         """Resolve ``checkpoint_every`` for a run of ``total_steps``, unless the user has set it.
@@ -129,6 +134,7 @@ def resolve(
         "optimizer": optimizer,
         "global_batch_size": batch or settings.batch_size,
     }
+    values["automatic_choices"] = tuple(name for name in automatic.CHOICES if values[name] == "auto")
     for name in automatic.CHOICES:
         if values[name] == "auto":
             values[name] = plan is not None and getattr(plan, name)

@@ -15,17 +15,17 @@ from typing import Any
 TOLERANCE = 1e-2  # relative, in bf16
 DOCUMENTS = ((300, 212, 5), (511, 1), (128, 128, 256))  # tokens of each document of each row
 WINDOW = 64
-SHAPES = {  # heads of queries, of keys; width of keys, of values; sinks, window
-    "sinks": (8, 2, 64, 64, True, WINDOW),
-    "narrow values": (4, 4, 192, 128, False, None),
-    "wide heads": (4, 2, 512, 512, False, None),
+SHAPES: dict[str, dict[str, int | bool]] = {
+    "sinks": {"heads": 8, "key_heads": 2, "width": 64, "value_width": 64, "sinks": True, "window": WINDOW},
+    "narrow values": {"heads": 4, "key_heads": 4, "width": 192, "value_width": 128},
+    "wide heads": {"heads": 4, "key_heads": 2, "width": 512, "value_width": 512},
 }
 
 
 def measure(device: str) -> dict[str, Any]:
     """Compare a model with full attention, one with a sliding window, and attention of each shape."""
     errors = {kind: _compare(kind, device) for kind in ("llama", "mistral")}
-    errors |= {name: _compare_attention(*shape, device) for name, shape in SHAPES.items()}
+    errors |= {name: _compare_attention(name, device) for name in SHAPES}
     return {"errors": errors, "tolerance": TOLERANCE, "equal": max(map(max, errors.values())) <= TOLERANCE}
 
 
@@ -69,56 +69,16 @@ def _compare(kind: str, device: str) -> tuple[float, float]:
     return abs(loss_by_lengths / loss_by_mask - 1), float((by_lengths - by_mask).norm() / by_mask.norm())
 
 
-def _compare_attention(
-    heads: int,
-    key_heads: int,
-    width: int,
-    value_width: int,
-    with_sinks: bool,
-    window: int | None,
-    device: str,
-) -> tuple[float, float]:
-    """Return the relative errors of the result and of all gradients, against fp32 scores with a mask."""
+def _compare_attention(name: str, device: str) -> tuple[float, float]:
+    """Return the relative error of the result, and the largest of the gradients, against fp32 scores."""
     import torch
 
-    from launchers.engines.loop import varlen
+    from launchers.engines.loop.self_check import AttentionShape, attention_errors
 
-    lengths = torch.tensor([0, *DOCUMENTS[0]], dtype=torch.int32).cumsum(0, dtype=torch.int32).to(device)
-    tokens, longest = sum(DOCUMENTS[0]), max(DOCUMENTS[0])
+    shape = AttentionShape(**SHAPES[name])  # type: ignore[arg-type]
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    torch.manual_seed(0)
-    shapes = ((heads, width), (key_heads, width), (key_heads, value_width))
-    inputs = [torch.randn(1, count, tokens, size).to(device, dtype) for count, size in shapes]
-    if with_sinks:
-        inputs.append(torch.randn(heads).to(device, dtype))
-    place = torch.arange(tokens, device=device)
-    document = torch.bucketize(place, lengths, right=True)
-    distance = place[:, None] - place[None, :]
-    hidden = (distance < 0) | (distance >= (window or tokens)) | (document[:, None] != document[None, :])
-    results = []
-    for kernel in (True, False):
-        tensors = [
-            each.detach().to(dtype if kernel else torch.float32, copy=True).requires_grad_()
-            for each in inputs
-        ]
-        query, key, value, *sinks = tensors
-        if kernel:
-            options: dict[str, Any] = {"cu_seq_lens_q": lengths, "max_length_q": longest}
-            options |= {"sliding_window": window, "s_aux": sinks[0] if sinks else None}
-            output, _ = varlen.attention(None, query, key, value, None, **options)
-        else:
-            keys, values = (each.repeat_interleave(heads // key_heads, dim=1) for each in (key, value))
-            scores = (query @ keys.mT * width**-0.5).masked_fill(hidden, float("-inf"))
-            further = [each[None, :, None, None].expand(1, heads, tokens, 1) for each in sinks]
-            output = (torch.cat([scores, *further], -1).softmax(-1)[..., :tokens] @ values).transpose(1, 2)
-        (output.float() ** 2).sum().backward()  # type: ignore[no-untyped-call,unused-ignore]
-        gradients = torch.cat([each.grad.flatten().float() for each in tensors if each.grad is not None])
-        results.append((output.detach().float(), gradients))
-    (result, gradient), (expected, expected_gradient) = results
-    return tuple(
-        float((one - other).norm() / other.norm())
-        for one, other in ((result, expected), (gradient, expected_gradient))
-    )  # type: ignore[return-value]
+    of_result, *of_gradients = attention_errors(shape, torch.device(device), dtype, DOCUMENTS[0]).values()
+    return of_result, max(of_gradients)
 
 
 def _rows() -> list[Any]:

@@ -28,6 +28,9 @@ MAX_RANKS = 64  # maximum rows of the rank table
 def draw(state: CardState) -> list[Block]:
     """Return the blocks of a step's card, from top to bottom."""
     blocks: list[Block] = [Text(markdown=f"## {title(state)}\n\n{status(state)}")]
+    if state.run.warnings:
+        warnings = "\n".join(f"- {safe(line)}" for line in state.run.warnings)
+        blocks.append(Text(markdown=f"**Warnings**\n\n{warnings}"))
     if state.run.straggler_lines:
         late_ranks = "\n".join(f"- {safe(line)}" for line in state.run.straggler_lines)
         blocks.append(Text(markdown=f"**Late ranks**\n\n{late_ranks}"))

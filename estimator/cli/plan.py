@@ -131,6 +131,7 @@ def job_from(job_options: JobOptions) -> Job:
             prompt_length=job_options.adapter_prompt_length, start_layer=job_options.adapter_start_layer
         ),
         packing=False if job_options.packing is None and batch is not None else job_options.packing,
+        variable_length=job_options.variable_length,
         recompute=job_options.recompute_what,  # type: ignore[arg-type]
         recompute_every=job_options.recompute_every,
         fp8=job_options.fp8,  # type: ignore[arg-type]

@@ -189,4 +189,6 @@ def _masked(job: Job, precision: LaunchedPrecision) -> str | None:
     """Return the reason why packed documents need a dense mask, or None if a kernel separates them."""
     if not ENGINES[job.engine].runs_loop:
         return "flex attention is not tested in fp32" if precision == "fp32" else None
+    if job.variable_length is False:
+        return "variable_length is false"
     return varlen.unsupported(job.model, job.task, job.method, precision)

@@ -75,9 +75,13 @@ def setup_of(job: Job, layout: Layout) -> Setup:
         longest_first=job.longest_first and not fixed_length,
         expandable_segments=job.expandable_segments,
         variable_length=job.vision is None
+        and job.variable_length is not False
         and variable_length(job.engine, layout.device, job.model, job.task, job.method, layout.precision),
         document_mask=bool(job.packing)
-        and dense_mask(job.engine, layout.device, job.model, job.task, job.method, layout.precision),
+        and (
+            (job.variable_length is False and engine.runs_loop)
+            or dense_mask(job.engine, layout.device, job.model, job.task, job.method, layout.precision)
+        ),
         checkpointing=layout.recompute if layout.activation_checkpointing else "none",
         recompute_every=layout.recompute_every,
         fp8=job.fp8,

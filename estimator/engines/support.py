@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from estimator.engines import fp16, grpo, images, liger, trained_parts, vision
+from estimator.engines import fp16, grpo, images, liger, trained_parts, varlen, vision
 from estimator.engines.grpo import ELSEWHERE
 from estimator.errors import UserError
 from estimator.hardware import Gpu
@@ -43,7 +43,9 @@ def unsupported(engine: str, job: Job, processes: int = 1) -> str | None:
     if engine not in LAUNCHED_ENGINES:
         return None
     reason = None
-    if ENGINES[engine].runs_loop:
+    if job.variable_length and not ENGINES[engine].runs_loop:
+        reason = f"variable_length: engine {engine} has its own attention"
+    elif ENGINES[engine].runs_loop:
         reason = _loop(engine, job, processes)
     elif engine == "torchtune":
         reason = _torchtune_model(job.model) or _torchtune_training(job, processes)
@@ -332,6 +334,8 @@ def _loop(engine: str, job: Job, processes: int) -> str | None:
         return reason
     if job.liger and (reason := liger.unsupported(job)):
         return reason
+    if job.variable_length and (reason := _no_variable_length(job)):
+        return reason
     if job.compile and job.zero_stage == 3:
         return "compile: it needs zero.stage 0, 1, 2 or auto; hooks of ZeRO-3 run inside of the blocks"
     if job.new_tokens and (reason := trained_parts.new_tokens(model, job.method)):
@@ -344,6 +348,14 @@ def _loop(engine: str, job: Job, processes: int) -> str | None:
     if job.trained_modules and method.adapters:
         reason = trained_parts.modules_to_save(model)
     return reason or _experts(engine, job)
+
+
+def _no_variable_length(job: Job) -> str | None:
+    """Return the reason why a job of the loop cannot have variable-length attention on GPUs."""
+    if job.vision is not None:
+        return "variable_length: positions of images need padded rows"
+    reason = varlen.unsupported(job.model, job.task, job.method, "bf16")
+    return reason and f"variable_length: {reason}"
 
 
 def _task_of_loop(job: Job) -> str | None:

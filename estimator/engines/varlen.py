@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from estimator.errors import UserError
+from estimator.job import Job
 from estimator.models import ModelSpec
 from estimator.models.architectures import family_of
 from estimator.vocabulary import METHODS, TASKS, product_type
@@ -88,3 +90,12 @@ def unsupported(model: ModelSpec, task: str, method: str, precision: str) -> str
     if model.head_dim % HEAD_DIM_MULTIPLE:
         return f"the kernel needs heads of a multiple of {HEAD_DIM_MULTIPLE}, and they have {model.head_dim}"
     return None
+
+
+def refuse_cpu(job: Job) -> None:
+    """Raise UserError for a job that requires this attention and is planned on CPUs."""
+    if job.variable_length:
+        raise UserError(
+            "--variable-length: its kernels need a GPU, and this job runs on CPUs.",
+            "Remove --variable-length, or run on a GPU.",
+        )

@@ -33,6 +33,8 @@ def changed_settings(job: Job) -> Iterator[tuple[str, object]]:
         yield "optimizer.in_backward", True
     if job.activation_checkpointing is not None:
         yield "activation_checkpointing", job.activation_checkpointing
+    if job.variable_length is not None:
+        yield "variable_length", job.variable_length
     if job.fp8 != "none":
         yield "fp8", job.fp8
     if job.recompute is not None:

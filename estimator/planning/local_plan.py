@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from estimator import hardware
-from estimator.engines.liger import refuse_cpu
+from estimator.engines import liger, varlen
 from estimator.engines.support import refuse_gpu
 from estimator.errors import CannotFit, UserError
 from estimator.formatting import format_bytes, format_count, format_duration
@@ -211,7 +211,8 @@ def _distinct(counts: list[int], target: Target, machine: Machine) -> list[int]:
 
 
 def _on_cpu(job: Job, target: Target, machine: Machine, goals: Goals, evidence: Evidence) -> Plan:
-    refuse_cpu(job)
+    liger.refuse_cpu(job)
+    varlen.refuse_cpu(job)
     nodes, processes = target.nodes or 1, target.gpus or 1
     if not divides(job, nodes, processes):
         raise indivisible_batch_error(job, nodes * processes, f"{nodes} nodes of {processes} processes")

@@ -269,6 +269,8 @@ def _document_separation(job: Job, candidate: Candidate) -> list[str]:
     if not job.packing or candidate.layout.device != "cuda" or not ENGINES[job.engine].runs_loop:
         return []
     reason = varlen.unsupported(job.model, job.task, job.method, candidate.layout.precision)
+    if job.variable_length is False:
+        reason = "variable_length is false"
     return [f"packed documents are separated by a dense mask, which is slower: {reason}"] if reason else []
 
 

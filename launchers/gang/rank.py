@@ -19,6 +19,7 @@ from launchers.report.telemetry import (
     Phase,
     Profiled,
     Step,
+    Warned,
     Writer,
     memory_now,
 )
@@ -162,6 +163,10 @@ class RankReporter:
     def drawn(self, event: EvaluationImages) -> None:
         """Report generated images of captions."""
         self._writer.write(event)
+
+    def warned(self, text: str) -> None:
+        """Report that this rank continues in another way than planned."""
+        self._writer.write(Warned(rank=self.env.rank, text=text))
 
     def close(self) -> None:
         self._writer.close()

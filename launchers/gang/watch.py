@@ -16,7 +16,16 @@ from launchers.cluster.processes import is_running, relevant_tail, tail
 from launchers.gang.control import Timeouts
 from launchers.gang.failures import Failure, Kind
 from launchers.gang.script_job import GangJob
-from launchers.report.telemetry import Evaluated, EvaluationImages, Event, Memory, Phase, Profiled, Step
+from launchers.report.telemetry import (
+    Evaluated,
+    EvaluationImages,
+    Event,
+    Memory,
+    Phase,
+    Profiled,
+    Step,
+    Warned,
+)
 
 # torchrun logs "failed (exitcode: -9) local_rank: 0 (pid: 12)", and at its end "exitcode  : -9 (pid: 12)".
 _EXIT = re.compile(r"exitcode\s*: (-?\d+)\)?[^\n]*?\(pid: (\d+)\)")
@@ -75,6 +84,8 @@ class LocalRanks:
             description = f"{event.done} of {event.rows} rows of the evaluation after step {event.step}"
         elif isinstance(event, EvaluationImages):
             description = f"pictures after step {event.step}"
+        elif isinstance(event, Warned):
+            description = "a warning"
         else:
             description = "it has joined"
         self._signs[event.rank] = _Sign(time.monotonic(), event.at, description, limit_factor)

@@ -26,6 +26,7 @@ from launchers.report.telemetry import (
     Profiled,
     Step,
     Straggling,
+    Warned,
 )
 
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ class RunState:
         self._evaluation_images: dict[int, EvaluationImages] = {}  # by step
         self._windows: list[Window] = []
         self._late: dict[int, Straggling] = {}  # newest event by rank
+        self._warnings: dict[str, None] = {}  # texts without repetition, in order
 
     def add(self, event: Event) -> None:
         """Update the state with an event."""
@@ -114,6 +116,8 @@ class RunState:
                 self._add_images(event)
             elif isinstance(event, Straggling):
                 self._late[event.rank] = event
+            elif isinstance(event, Warned):
+                self._warnings[event.text] = None
             elif isinstance(event, Evaluated):
                 self._add_evaluated(event)
 
@@ -264,6 +268,11 @@ class RunState:
         """Descriptions of the ranks or nodes that delay the others, or did before."""
         on_gpus = self.plan is not None and self.plan.layout.device == "cuda"
         return tuple(late_lines(self._late.values(), on_gpus=on_gpus))
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Warnings of this node's ranks, each once."""
+        return tuple(self._warnings)
 
     @property
     def _world_size(self) -> int:

@@ -157,7 +157,28 @@ class EvaluationImages:
     kind: str = "drawn"
 
 
-Event = DistInfo | Step | StepTiming | Straggling | Memory | Phase | Profiled | Evaluated | EvaluationImages
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Warned:
+    """A rank continues in another way than planned."""
+
+    rank: int
+    text: str
+    at: float = field(default_factory=time.time)
+    kind: str = "warned"
+
+
+Event = (
+    DistInfo
+    | Step
+    | StepTiming
+    | Straggling
+    | Memory
+    | Phase
+    | Profiled
+    | Evaluated
+    | EvaluationImages
+    | Warned
+)
 _KINDS: dict[str, type[Any]] = {
     "dist": DistInfo,
     "step": Step,
@@ -166,6 +187,7 @@ _KINDS: dict[str, type[Any]] = {
     "profiled": Profiled,
     "evaluated": Evaluated,
     "drawn": EvaluationImages,
+    "warned": Warned,
 }
 
 

@@ -111,6 +111,7 @@ def build_job(settings: Settings, spec: ModelSpec, steps: int | None, *, install
         trained_modules=settings.trained_modules,
         new_tokens=len(settings.new_tokens),
         llama_adapter=LlamaAdapter(**settings.adapter.model_dump()),
+        variable_length=None if settings.variable_length == "auto" else settings.variable_length,
         longest_first=settings.longest_first,
         expandable_segments=settings.expandable_segments,
         vision=settings.vision,

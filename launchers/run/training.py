@@ -32,7 +32,7 @@ from launchers.report.peak import MemoryPeak
 from launchers.report.progress import Progress
 from launchers.report.state import RunState
 from launchers.report.stragglers import Stragglers, describe
-from launchers.report.telemetry import DistInfo, Evaluated, Event, Phase, Profiled, Step, StepTiming
+from launchers.report.telemetry import DistInfo, Evaluated, Event, Phase, Profiled, Step, StepTiming, Warned
 from launchers.report.trackers import Trackers
 from launchers.report.window import Window, summary_lines
 from launchers.run.export_best import export_best, has_no_steps_left, last_step
@@ -337,11 +337,15 @@ class _Reporter:
         if isinstance(event, Profiled):
             event = self.traces.with_location(event)
         ranks, evaluations = len(self._state.infos), len(self._state.evaluations)
+        known_warnings = self._state.warnings
         self._add(event)
         if isinstance(event, DistInfo):
             if ranks < len(self._state.infos) == self._job.plan.layout.processes_per_node:
                 # In one write, because nodes on one machine share standard output
                 print("\n".join([*dist_lines(self._state.infos), ""]), end="", flush=True)
+        elif isinstance(event, Warned):
+            if event.text not in known_warnings:
+                print(f"WARNING: {event.text}", flush=True)
         elif isinstance(event, Profiled):
             self._print_window(event)
         elif isinstance(event, Evaluated):

@@ -94,6 +94,10 @@ class Settings(Section):
     """Pack several short rows into one sequence (attention stays within each row). auto: on GPUs for tasks
     sft and pretrain, where it is tested for the engine and the model family, neither `global_batch_size` nor
     `group_by_length` is set and the packed run has at least 100 steps."""
+    variable_length: bool | Auto = "auto"
+    """Keep documents apart by their lengths instead of padding and an attention mask (FlashAttention's
+    variable-length kernel; deepspeed, fsdp2, on GPUs in bf16). auto: where it is tested for the model family
+    and passes a comparison at the start of the run. true: fail if it does not. false: use the mask."""
     group_by_length: bool = False
     """Group rows of similar length into a batch to reduce padding. Rows move by at most 50 steps; the order
     of the batches stays random."""

@@ -153,7 +153,7 @@ def _load(job: TrainJob, values: dict[str, Any], device: torch.device) -> Any:
         _fetch_expert_blocks_whole(network)
     network = model.made_trainable(network, job)
     if job.settings.compile:
-        compile_blocks(network)
+        compile_blocks(network, required="compile" not in job.settings.automatic_choices)
     return network
 
 

@@ -23,7 +23,7 @@ def set_up(network: Any, job: TrainJob) -> None:
     if job.settings.fp8 != "none":
         _use_float8(network, job)
     if job.settings.compile:
-        compile_blocks(network)
+        compile_blocks(network, required="compile" not in job.settings.automatic_choices)
 
 
 def _use_float8(network: Any, job: TrainJob) -> None:

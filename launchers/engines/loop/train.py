@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from launchers.dataset.prepared import Prepared
 from launchers.dataset.render import load_tokenizer
-from launchers.engines.loop import export, unet, varlen
+from launchers.engines.loop import compiled, export, self_check, unet, varlen
 from launchers.engines.loop.evaluation import Evaluator
 from launchers.engines.loop.feed import Feed
 from launchers.engines.loop.sharding import ShardedModel, Sharding
@@ -35,6 +35,7 @@ def train(job: TrainJob, sharding: Sharding) -> None:
         engine=sharding.name,
     )
     reporter.phase("load")
+    job = self_check.checked(job, device, reporter.warned)
     model = sharding.load(job, env, device)
     merges = job.plan.adapters and job.settings.merges(job.plan.method)
     if merges and env.rank == 0 and not unet.is_unet(model.module):
@@ -52,11 +53,13 @@ def train(job: TrainJob, sharding: Sharding) -> None:
     evaluator.begin(model)
     waiting = Waiting(device)
     reporter.phase("train", job.start_step)
-    step = job.start_step
+    step, fault = job.start_step, None
     while step < job.total_steps and not job.exports_only and not evaluator.stops:
         step += 1
         noise.begin(step)
         _step(model, job, env, data, task, feed, step, reporter, profiler, waiting)
+        if fault is None and (fault := compiled.fault_of(model.module)):
+            reporter.warned(f"compile off: torch.compile failed with {fault}. The blocks run eager")
         profiler.save(step)
         evaluator.after(step, model)
         if evaluator.is_kept(step):

@@ -25,6 +25,7 @@ def applies(job: TrainJob) -> bool:
     """Whether the loop trains this job's model with variable-length attention and padding-free batches."""
     return (
         job.plan.layout.device == "cuda"
+        and job.settings.variable_length is not False
         and varlen.unsupported(job.model.spec, job.settings.task, job.plan.method, job.plan.layout.precision)
         is None
         and job.settings.vision is None  # positions depend on the images

@@ -13,7 +13,7 @@ from decorators.card.state import CardState, Setting
 from decorators.card.step import Chart, Grid, Text, comparison, draw, status, title
 from estimator.plan import Override
 from launchers.report.state import RunState
-from launchers.report.telemetry import Evaluated, Phase
+from launchers.report.telemetry import Evaluated, Phase, Warned
 from tests.decorators.flows.plans import make_plan
 from tests.decorators.profile.states import STARTED, make_state
 
@@ -76,6 +76,13 @@ def test_the_users_own_values_and_the_reasons_are_shown() -> None:
     assert "cpu | 96 | 4 | --with kubernetes:cpu=" in text
     assert "The cheapest machine that fits." in text
     assert "p5.48xlarge: fits, but 2.4 times the price" in text
+
+
+def test_warnings_of_the_run_are_shown_once() -> None:
+    state = make_state()
+    for rank in (0, 1):
+        state.run.add(Warned(rank=rank, text="liger off: its kernel failed"))
+    assert _text(draw(state)).count("liger off: its kernel failed") == 1
 
 
 def test_every_rank_has_its_row() -> None:

@@ -7,9 +7,11 @@ from dataclasses import replace
 import pytest
 
 from estimator import memory, models
-from estimator.engines import varlen
-from estimator.engines.setups import variable_length
+from estimator.engines import support, varlen
+from estimator.engines.setups import setup_of, variable_length
+from estimator.job import Job
 from estimator.models.architectures import FAMILIES, family_of
+from estimator.plan import Layout
 from estimator.setup import Setup
 from estimator.throughput.flops import work
 
@@ -104,3 +106,40 @@ def test_padded_values_of_latent_attention_are_counted() -> None:
 def test_batches_without_padding_repeat_no_keys() -> None:
     padded = Setup(model=models.find("llama-8b"), engine="fsdp2", precision="bf16-mixed", fixed_length=False)
     assert memory.saved_bytes(replace(padded, variable_length=True)) < memory.saved_bytes(padded)
+
+
+def test_a_job_without_it_has_a_mask_and_packs_only_on_request() -> None:
+    job = Job(model=models.find("llama-8b"), engine="fsdp2", packing=None, liger=None, compile=None)
+    layout = Layout(
+        device="cuda",
+        nodes=1,
+        processes_per_node=1,
+        sharding="none",
+        micro_batch_size=1,
+        accumulation=8,
+        seq_len=8192,
+        activation_checkpointing=False,
+        precision="bf16-mixed",
+        optimizer="adamw",
+        offload="none",
+    )
+    kernel = setup_of(job, layout)
+    masked = setup_of(replace(job, variable_length=False), layout)
+    packed = setup_of(replace(job, variable_length=False, packing=True), layout)
+    assert (kernel.variable_length, kernel.fixed_length, kernel.document_mask) == (True, True, False)
+    assert (masked.variable_length, masked.fixed_length, masked.document_mask) == (False, False, False)
+    assert (packed.variable_length, packed.fixed_length, packed.document_mask) == (False, True, True)
+
+
+@pytest.mark.parametrize(
+    ("name", "engine", "words"),
+    [
+        ("llama-8b", "fsdp2", None),
+        ("gemma2-9b", "fsdp2", "variable_length: gemma2"),
+        ("llama-8b", "torchtune", "variable_length: engine torchtune"),
+    ],
+)
+def test_a_required_kernel_that_does_not_apply_is_refused(name: str, engine: str, words: str | None) -> None:
+    job = Job(model=models.find(name), variable_length=True)
+    reason = support.unsupported(engine, job)
+    assert reason is None if words is None else str(reason).startswith(words)

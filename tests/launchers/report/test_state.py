@@ -23,6 +23,7 @@ from launchers.report.telemetry import (
     Phase,
     Step,
     Straggling,
+    Warned,
 )
 
 
@@ -169,6 +170,12 @@ def test_each_late_rank_has_one_line_with_its_latest_state() -> None:
     over = dataclasses.replace(late, over=True)
     (line,) = state(cpu_plan(), None, late, over).straggler_lines
     assert "on time again" in line
+
+
+def test_warnings_of_several_ranks_with_one_text_are_one() -> None:
+    texts = ("liger off: a", "compile off: b", "liger off: a")
+    run = state(cpu_plan(), None, *(Warned(rank=rank, text=text) for rank, text in enumerate(texts)))
+    assert run.snapshot().warnings == texts[:2]
 
 
 def test_a_run_without_a_plan_has_measured_speeds_but_none_without_events_or_tokens() -> None:

@@ -14,7 +14,7 @@ from launchers.dataset.prepared import Prepared
 from launchers.gang.failures import Failure, GangFailed
 from launchers.gang.job import TrainJob
 from launchers.report.state import RunState
-from launchers.report.telemetry import Step
+from launchers.report.telemetry import Event, Step, Warned
 from launchers.run import training, trial
 from launchers.run.replanning import Replanning
 from launchers.run.training import Attempt, train
@@ -102,6 +102,22 @@ def test_every_node_resumes_from_the_newest_checkpoint_and_node_0_logs_it_and_ha
     output = capsys.readouterr().out
     assert ("resuming from the checkpoint of step 4 of 8" in output) == (node == 0)
     assert ("profile.steps 3:6: only steps 5:6 are left to profile" in output) == (node == 0)
+
+
+def test_a_warning_of_several_ranks_is_printed_once(
+    job: TrainJob,
+    store: LocalStorage,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def run_node(*_: Any, on_event: Callable[[Event], None], **__: Any) -> None:
+        for rank in (0, 1):
+            on_event(Warned(rank=rank, text="compile off: CppCompileError"))
+
+    monkeypatch.setattr(training, "run_node", run_node)
+    train(job, attempt(), address(0), store, tmp_path / "work")
+    assert capsys.readouterr().out.count("WARNING: compile off: CppCompileError\n") == 1
 
 
 @pytest.mark.parametrize("in_trial", [False, True])
