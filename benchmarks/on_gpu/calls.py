@@ -88,7 +88,7 @@ CALLS = (
         question="Is the GPU healthy?",
         module=(*CHECKLIST, "--json", "{out}/checklist.json"),
         minutes=3,
-        tiny=("--device", "cpu", "--gpus-per-node", "2"),
+        tiny=("--device", "cpu", "--gpus-per-node", "2", "--profile", "quick"),
         result="checklist.json",
     ),
     _shared("checklist", "Does NCCL work between two ranks?", 2),
