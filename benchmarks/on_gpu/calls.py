@@ -249,7 +249,7 @@ def measure(calls: Sequence[Call], options: argparse.Namespace) -> int:
 
 def _measured(call: Call, row: Mapping[str, Any], options: argparse.Namespace) -> bool:
     """Return whether a row of the record is this command, with its results, on this kind of device."""
-    same = (row["name"], row["tiny"]) == (call.name, options.tiny)
+    same = (row["name"], row.get("tiny")) == (call.name, options.tiny)
     return same and row["status"] in call.measured
 
 
