@@ -11,6 +11,7 @@ second verdict tests the shares, not the form of the model.
 
 from __future__ import annotations
 
+import argparse
 import csv
 from collections import Counter
 from collections.abc import Iterable
@@ -192,6 +193,7 @@ def write_shares(ranges: Ranges) -> None:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter).parse_args()
     write_shares(ranges_of(published()))
     scored = scores(published())
     FILE.write_text(page(scored), encoding="utf-8")

@@ -6,6 +6,7 @@ labeled memory in GB (``gpus``, ``gb``; blank: not stated), the source, and the 
 
 from __future__ import annotations
 
+import argparse
 import csv
 import json
 import shlex
@@ -143,6 +144,7 @@ def page(plans: list[Choice]) -> str:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter).parse_args()
     RESULTS.write_text(page(choices()))
     print(RESULTS.read_text())
 

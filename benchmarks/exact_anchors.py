@@ -9,6 +9,7 @@ tensors, the run is traced again with that release's behavior patched in.
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -120,6 +121,7 @@ def _peak(estimate: dict[str, Any]) -> float:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter).parse_args()
     peak = [row for row in rows.read(rows.TABLE) if row.kind == "active" and row.gib and row.quality == "A"]
     anchors = [anchor(row) for row in peak if row.setup and untraceable(row.setup) is None]
     machine = describe()

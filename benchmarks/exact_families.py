@@ -2,7 +2,7 @@
 
     python -m benchmarks.exact_families                 # half an hour on 2 cores, no GPU
     python -m benchmarks.exact_families --family lfm2 --size small   # replaces these rows
-    python -m benchmarks.documents --write              # then renews exact_families.md
+    python -m benchmarks.documents                      # then renews exact_families.md
 
 Traces a step of a small model and of the smallest published model of each family, with full training and
 LoRA, as the DeepSpeed engine runs it (ZeRO stage 2 on 8 processes). Writes results/exact_families.json.

@@ -8,6 +8,7 @@ file describes what it trains; the second line is the command.
 
 from __future__ import annotations
 
+import argparse
 import re
 from pathlib import Path
 from typing import Any
@@ -56,5 +57,6 @@ def table(rows: list[str]) -> str:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter).parse_args()
     content = table([row(path, plan(path)) for path in FILES])
     README.write_text(_TABLE.sub(lambda found: f"{found[1]}\n{content}\n\n{found[2]}", README.read_text()))

@@ -1,7 +1,7 @@
 """Kill each process of a run at each phase; record how the run ends and resumes.
 
-    python benchmarks/faults.py                 # about an hour on 2 cores; writes benchmarks/results/faults.*
-    python benchmarks/faults.py --engine fsdp2  # only its rows; the others are kept
+    python -m benchmarks.faults                 # about an hour on 2 cores; writes benchmarks/results/faults.*
+    python -m benchmarks.faults --engine fsdp2  # only its rows; the others are kept
 
 Each row is one fault in a real run of the flow (tiny-llama, 24 steps, a checkpoint every 3). "Ended after"
 is the time until all processes of the attempt (for the scheduler: of the run) have ended. After a killed
@@ -260,7 +260,7 @@ def main() -> None:
             finally:
                 bench.clean_up()
         result = {
-            "command": "python benchmarks/faults.py",
+            "command": "python -m benchmarks.faults",
             "machine": describe(),
             "rows": results["rows"] + [asdict(row) for row in bench.rows],
             "stops": results["stops"] + [asdict(stop) for stop in bench.stops],

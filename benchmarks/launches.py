@@ -10,6 +10,7 @@ launches half the difference between models of four and two blocks; the rest is 
 
 from __future__ import annotations
 
+import argparse
 import csv
 import tempfile
 from collections import Counter
@@ -187,6 +188,7 @@ def write(path: Path, rows: list[list[object]], versions: Mapping[str, str]) -> 
 
 def main() -> None:
     """Count and write the table."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter).parse_args()
     torch._inductor.config.cpp.enable_kernel_profile = True  # Inductor's kernels appear in traces
     dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())  # type: ignore[attr-defined]
     rows = [row for fusion in ("eager", "compiled") for name in METHODS for row in rows_of(fusion, name)]

@@ -8,7 +8,7 @@ of all positions that is padding, over one epoch in global batches of 32.
 
 from __future__ import annotations
 
-import sys
+import argparse
 import tempfile
 from pathlib import Path
 
@@ -50,4 +50,6 @@ def main(dataset: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else "python-docs")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("dataset", nargs="?", default="python-docs", help="default: python-docs")
+    main(parser.parse_args().dataset)

@@ -39,7 +39,8 @@ READY, DONE = "ready", "done "
 WORK = """
 import sys, time
 from pathlib import Path
-from launchers import settings
+from estimator import models
+from launchers import run_config, settings
 from launchers.run import preparation
 from launchers.dataset import prepare, render
 import transformers
@@ -48,6 +49,7 @@ folder = Path(folder)
 chosen = settings.build(
     {"dataset": file, "task": task, "packing": packing == "True", "seq_len": 256, "engine": "fsdp2"}
 )
+config = run_config.resolve(chosen, models.find("tiny-llama"), method="full", engine=chosen.engine)
 from launchers.models import tiny_llama
 model = tiny_llama.make(folder / "model")
 render.load_tokenizer(model, chosen)
@@ -55,7 +57,7 @@ print("ready", flush=True)
 began = time.perf_counter()
 rows, held_out = preparation.read_data(chosen, folder / "rows")
 read = time.perf_counter()
-info = preparation.tokenize(rows, held_out, chosen, model, folder / "data")
+info = preparation.tokenize(rows, held_out, config, model, folder / "data")
 print("done", read - began, time.perf_counter() - read, info.tokens, info.fingerprint, flush=True)
 """
 

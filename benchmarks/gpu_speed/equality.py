@@ -8,8 +8,8 @@ gradients as JSON. On a CPU a reference of the kernels' contract takes their pla
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from typing import Any
 
 TOLERANCE = 1e-2  # relative, in bf16
@@ -96,7 +96,9 @@ def _rows() -> list[Any]:
 
 
 def main() -> None:
-    device = sys.argv[1]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("device", choices=("cuda", "cpu"))
+    device = parser.parse_args().device
     if device == "cpu":
         from tests.launchers.engines.loop.varlen_kernel import registered
 

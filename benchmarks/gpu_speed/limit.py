@@ -5,9 +5,9 @@ The rate bounds the speed of any trainer in 16 bits. Prints FLOP/s as JSON.
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -43,4 +43,6 @@ def _driver() -> str:
 
 
 if __name__ == "__main__":
-    print(json.dumps(measure(sys.argv[1])))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("device", choices=("cuda", "cpu"))
+    print(json.dumps(measure(parser.parse_args().device)))

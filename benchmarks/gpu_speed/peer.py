@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import json
 import os
 import re
 import shutil
@@ -28,9 +27,8 @@ import yaml
 
 from benchmarks.gpu_speed.cases import COMPILED, TRL, TUNE
 from benchmarks.gpu_speed.tune import PARENT
-from benchmarks.on_gpu.one_run import Order, Outcome, result_of
+from benchmarks.on_gpu.one_run import Order, Outcome, execute
 from estimator import models
-from launchers.cluster.processes import die_with_parent
 from launchers.run_config import resolve
 from launchers.settings import build
 
@@ -368,17 +366,12 @@ def _recipe_config(peer: Peer, folder: Path) -> dict[str, Any]:
     return values
 
 
-def main() -> None:
-    path, parent = Path(sys.argv[1]), int(sys.argv[2])
-    die_with_parent(parent, signal.SIGTERM)
-    order = Order.load(path)
+def measure(order: Order) -> Outcome:
+    """Run the trainer of an order; the duration includes loading."""
     start = time.monotonic()
     outcome = run(Peer(**order.settings), order.folder)
-    outcome = dataclasses.replace(outcome, seconds=time.monotonic() - start)
-    temporary = result_of(path).with_suffix(".tmp")
-    temporary.write_text(json.dumps(outcome.to_dict()))
-    temporary.rename(result_of(path))
+    return dataclasses.replace(outcome, seconds=time.monotonic() - start)
 
 
 if __name__ == "__main__":
-    main()
+    execute(measure, __doc__)

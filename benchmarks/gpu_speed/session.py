@@ -20,6 +20,7 @@ from benchmarks.on_gpu import data
 from benchmarks.on_gpu.one_run import Order, Outcome
 from benchmarks.on_gpu.session import ROOT, Clock, run_apart
 from estimator import models
+from estimator.errors import UserError
 from estimator.job import Target
 from launchers.models import tiny_llama
 from launchers.report import trace
@@ -132,12 +133,15 @@ class Session:
             self.keep()
 
     def profile(self, run: Run) -> list[str]:
-        """Run once with the profiler on the last step but one; lines on the dearest kernels and the gaps."""
+        """Run once with the profiler on the last step but one; lines on the dearest kernels and the gaps.
+
+        Raises UserError where the run has left no trace.
+        """
         step = self.suite.scale.steps - 1
         outcome = self.run(run, profile=str(step))
         traces = sorted((self.folder / f"run-{self._runs}").rglob("*.trace.json.gz"))
         if not traces:
-            return [f"{run.name}: {outcome.ended}, no trace: {outcome.message}"]
+            raise UserError(f"{run.name}: {outcome.ended}, without a trace. {outcome.message}".rstrip())
         split = trace.split(trace.read_trace(traces[0]))
         share = {kind: seconds / split.step_seconds for kind, seconds in split.seconds}
         lines = [f"{run.name}, one step of {split.step_seconds:.3f} s on {split.device}"]

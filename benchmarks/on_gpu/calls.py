@@ -20,7 +20,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,7 +48,8 @@ class Call:
     module: tuple[str, ...]  # name and arguments of a module
     minutes: float  # time limit on a GPU
     tiny: tuple[str, ...] = ("--tiny",)  # arguments that rehearse it on the CPU
-    result: str = ""  # file without which the command runs again; "": it continues by its own results
+    continues: bool = False  # whether the command skips what its results have, so that it is always run
+    measured: tuple[int, ...] = (0,)  # exit statuses after which it is not repeated
     nccl: bool = False  # takes --nccl
 
     def command(self, options: argparse.Namespace, minutes: float) -> list[str]:
@@ -71,6 +72,7 @@ def _shared(name: str, question: str, minutes: float) -> Call:
         question=question,
         module=_measuring("on_gpu.shared", "--only", name),
         minutes=minutes,
+        continues=True,
         tiny=("--device", "cpu"),
         nccl=True,
     )
@@ -81,6 +83,7 @@ CALLS = (
         name="speed",
         question="How fast is each engine next to other trainers?",
         module=_measuring("gpu_speed"),
+        continues=True,
         minutes=8,
     ),
     Call(
@@ -88,8 +91,8 @@ CALLS = (
         question="Is the GPU healthy?",
         module=(*CHECKLIST, "--json", "{out}/checklist.json"),
         minutes=3,
-        tiny=("--device", "cpu", "--gpus-per-node", "2"),
-        result="checklist.json",
+        tiny=("--device", "cpu", "--gpus-per-node", "2", "--profile", "quick"),
+        measured=(0, 1, 3),  # PASS, FAIL, NO-VERDICT
     ),
     _shared("checklist", "Does NCCL work between two ranks?", 2),
     _shared("train", "Are losses of two ranks those of one?", 4),
@@ -98,6 +101,7 @@ CALLS = (
         name="tasks",
         question="Do preference tasks, reward model and GRPO run?",
         module=_measuring("gpu_speed", "--suite", "tasks"),
+        continues=True,
         minutes=4,
     ),
     Call(
@@ -105,7 +109,6 @@ CALLS = (
         question="Does SDXL LoRA run, and in which memory?",
         module=_measuring("on_gpu.images"),
         minutes=5,
-        result="sdxl_{device}.json",
     ),
     Call(
         name="varying",
@@ -116,18 +119,19 @@ CALLS = (
         ),
         minutes=4,
         tiny=(),
-        result="varying",
     ),
     Call(
         name="recompute",
         question="What does selective recomputation need?",
         module=_measuring("gpu_speed", "--suite", "recompute", "--only", "lora"),
+        continues=True,
         minutes=5,
     ),
     Call(
         name="small",
         question="How fast are small models?",
         module=_measuring("gpu_speed", "--suite", "small"),
+        continues=True,
         minutes=4,
     ),
     Call(
@@ -135,12 +139,12 @@ CALLS = (
         question="How many kernels does a step of a small model launch?",
         module=_measuring("gpu_speed", "--suite", "small", "--profile", "lora eager"),
         minutes=2,
-        result=f"{LOGS}/launches.txt",
     ),
     Call(
         name="longest",
         question="What is the longest sequence of 8B LoRA?",
         module=_measuring("gpu_speed", "--suite", "longest", "--only", "lora"),
+        continues=True,
         minutes=5,
     ),
     Call(
@@ -148,7 +152,6 @@ CALLS = (
         question="Do vLLM's sampler and `finetune serve` work?",
         module=_measuring("on_gpu.vllm"),
         minutes=4,
-        result="vllm_{device}.json",
     ),
 )
 
@@ -203,6 +206,7 @@ def run(call: Call, options: argparse.Namespace, minutes: float) -> dict[str, An
         unfinished.replace(log)
     return {
         "name": call.name,
+        "tiny": options.tiny,
         "command": shlex.join(command),
         "status": process.returncode,
         "seconds": round(time.monotonic() - begin, 1),
@@ -228,8 +232,7 @@ def measure(calls: Sequence[Call], options: argparse.Namespace) -> int:
     rows: list[dict[str, Any]] = json.loads(record.read_text())["calls"] if record.is_file() else []
     failed = 0
     for call in calls:
-        file = call.result.format(device="cpu" if options.tiny else "cuda")
-        if file and (options.out / file).exists():
+        if not call.continues and any(_measured(call, row, options) for row in rows):
             print(f"{call.name}: measured before", flush=True)
             continue
         minutes = min(call.minutes if not options.tiny else options.minutes, clock.left_s / 60)
@@ -242,6 +245,12 @@ def measure(calls: Sequence[Call], options: argparse.Namespace) -> int:
         record.write_text(json.dumps({"machine": describe(), "calls": rows}, indent=1) + "\n")
         print(f"{call.name}: status {row['status']} ({row['seconds']:.0f} s)", flush=True)
     return failed
+
+
+def _measured(call: Call, row: Mapping[str, Any], options: argparse.Namespace) -> bool:
+    """Return whether a row of the record is this command, with its results, on this kind of device."""
+    same = (row["name"], row.get("tiny")) == (call.name, options.tiny)
+    return same and row["status"] in call.measured
 
 
 def _copy_missing(source: Path, destination: Path) -> None:

@@ -6,13 +6,14 @@ step, and saves no model. The order and its outcome are JSON files.
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import hashlib
 import json
 import os
 import signal
-import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -232,14 +233,20 @@ def result_of(order: Path) -> Path:
     return order.with_name("outcome.json")
 
 
-def main() -> None:
-    path, parent = Path(sys.argv[1]), int(sys.argv[2])
-    die_with_parent(parent, signal.SIGTERM)  # on which the run ends its ranks in order
-    outcome = run(Order.load(path))
-    temporary = result_of(path).with_suffix(".tmp")
+def execute(measure: Callable[[Order], Outcome], description: str | None) -> None:
+    """Measure the order named on the command line and write its outcome; ends with its parent process."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("order", type=Path, metavar="ORDER", help="JSON file")
+    parser.add_argument("parent", type=int, metavar="PARENT_PID", help="process that started this one")
+    options = parser.parse_args()
+    die_with_parent(options.parent, signal.SIGTERM)  # on which the run ends its ranks in order
+    outcome = measure(Order.load(options.order))
+    temporary = result_of(options.order).with_suffix(".tmp")
     temporary.write_text(json.dumps(outcome.to_dict()))
-    temporary.rename(result_of(path))
+    temporary.rename(result_of(options.order))
 
 
 if __name__ == "__main__":
-    main()
+    execute(run, __doc__)

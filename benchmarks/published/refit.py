@@ -7,6 +7,7 @@ publication helps to predict another row of the same publication.
 
 from __future__ import annotations
 
+import argparse
 import csv
 import json
 from collections.abc import Iterable
@@ -29,6 +30,7 @@ FIGURES = ("median_abs_error", "p95_abs_error", "bias", "under_by_3pct", "covere
 
 def main() -> None:
     """Refit ``estimator/data/residuals.csv``, write the scores to ``benchmarks/results`` and print them."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter).parse_args()
     published = rows.read(rows.TABLE)
     residuals = settled(published, list(table().values()))
     _write(residuals.values())

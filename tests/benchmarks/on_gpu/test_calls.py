@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 from itertools import pairwise
 from pathlib import Path
@@ -27,8 +28,8 @@ def options_of(folder: Path, **changes: object) -> argparse.Namespace:
     return argparse.Namespace(**{**values, **changes})
 
 
-def call_of(name: str, *module: str, result: str = "") -> Call:
-    return Call(name=name, question="", module=module, minutes=1.0, result=result)
+def call_of(name: str, *module: str, continues: bool = False) -> Call:
+    return Call(name=name, question="", module=module, minutes=1.0, continues=continues)
 
 
 def test_a_command_and_its_processes_are_ended_at_its_limit(
@@ -44,20 +45,29 @@ def test_a_command_and_its_processes_are_ended_at_its_limit(
     assert row["status"] != 0
 
 
-def test_a_command_with_a_result_is_not_repeated_and_a_failed_one_is_counted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "done_cuda.json").write_text("{}")
+def test_a_later_call_repeats_what_failed_and_what_continues(tmp_path: Path) -> None:
     commands = [
-        call_of("done", "timeit", "-n", "1", "pass", result="done_{device}.json"),
-        call_of("good", "timeit", "-n", "1", "pass"),
-        call_of("bad", "timeit", "-n", "1", "1 / 0"),
+        call_of("done", "timeit", "-n", "1", "pass"),
+        call_of("continued", "timeit", "-n", "1", "pass", continues=True),
+        call_of("failed", "timeit", "-n", "1", "1 / 0"),
     ]
-    assert calls.measure(commands, options_of(tmp_path, minutes=2.0)) == 1
+    for number in (1, 2):
+        earlier = tmp_path / "1" if number == 2 else None
+        out = tmp_path / str(number)
+        assert calls.measure(commands, options_of(out, minutes=2.0, earlier=earlier)) == 1
+    rows = json.loads((out / calls.RECORD).read_text())["calls"]
+    statuses = [("done", 0), ("continued", 0), ("failed", 1), ("continued", 0), ("failed", 1)]
+    assert [(row["name"], row["status"]) for row in rows] == statuses
+    assert "loop" in (out / calls.LOGS / "done.txt").read_text()
+
+
+def test_a_rehearsal_counts_as_no_measurement(tmp_path: Path) -> None:
+    commands = [call_of("done", "timeit", "-n", "1", "pass")]
+    rehearsed = [dataclasses.replace(each, tiny=()) for each in commands]
+    calls.measure(rehearsed, options_of(tmp_path, tiny=True, minutes=2.0))
+    calls.measure(commands, options_of(tmp_path, minutes=2.0))
     rows = json.loads((tmp_path / calls.RECORD).read_text())["calls"]
-    assert [(row["name"], row["status"]) for row in rows] == [("good", 0), ("bad", 1)]
-    assert "done: measured before" in capsys.readouterr().out
-    assert "loop" in (tmp_path / calls.LOGS / "good.txt").read_text()
+    assert [(row["name"], row["tiny"]) for row in rows] == [("done", True), ("done", False)]
 
 
 def test_results_of_an_earlier_call_are_copied_where_there_are_none(tmp_path: Path) -> None:
