@@ -178,7 +178,8 @@ class _Node:
         finally:
             self._end_processes(well=False)
             sweeper.kill()
-            sweeper.wait(timeout=10)
+            with contextlib.suppress(subprocess.TimeoutExpired):  # would replace the cause of the failure
+                sweeper.wait(timeout=10)
         if failure is not None:
             raise self._with_last_checkpoint(failure).error()
 
