@@ -311,10 +311,13 @@ def tail(path: Path, lines: int = 20) -> str:
 
 
 def _read_end(path: Path, size: int) -> str:
+    """Return the end of a log with secrets masked; empty if it cannot be read."""
+    from estimator.masking import mask_secrets  # imported here, as the sweeper does not need it
+
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - size))
-            return file.read().decode(errors="replace")
+            return mask_secrets(file.read().decode(errors="replace"))
     except OSError:
         return ""
 
