@@ -1,15 +1,18 @@
-"""Masking of secrets in text that is shown or stored: log records, lines of ``finetune doctor``."""
+"""Masking of secrets in text that is shown or stored: logs, errors of ranks, lines of ``finetune doctor``."""
 
 from __future__ import annotations
 
 import os
 import re
 from collections.abc import Mapping
+from pathlib import Path
 
 MASK = "***"
 _SECRET_NAME = re.compile(
-    r"TOKEN|SECRET|PASSW|API_?KEY|ACCESS_?KEY|CREDENTIAL|WEBHOOK|PRIVATE_?KEY", re.IGNORECASE
+    r"TOKEN|SECRET|PASSW|(?:API|ACCESS|AUTH|PRIVATE)_?KEY|CONNECTION_STRING|CREDENTIAL|WEBHOOK",
+    re.IGNORECASE,
 )
+_BLOCK_BYTES = 1 << 20  # of complete lines that are masked together
 _MIN_LENGTH = 4  # characters; shorter values occur in ordinary text
 # Each pattern keeps group 1 and masks the rest of the match.
 _PATTERNS = tuple(
@@ -42,6 +45,18 @@ def mask_secrets(text: str, environment: Mapping[str, str] = os.environ) -> str:
     for pattern in _PATTERNS:
         text = pattern.sub(rf"\g<1>{MASK}", text)
     return text
+
+
+def mask_file(path: Path) -> None:
+    """Mask the secrets in a finished log file; a file without secrets is not written."""
+    masked_file = path.with_name(f"{path.name}.masked")
+    changed = False
+    with path.open("rb") as source, masked_file.open("wb") as masked:
+        while block := b"".join(source.readlines(_BLOCK_BYTES)):
+            text = mask_secrets(block.decode(errors="surrogateescape")).encode(errors="surrogateescape")
+            changed = changed or text != block
+            masked.write(text)
+    masked_file.replace(path) if changed else masked_file.unlink()
 
 
 def _is_plain(value: str) -> bool:

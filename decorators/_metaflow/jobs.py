@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from metaflow._vendor import click
 
-from decorators._metaflow.api_retries import retry_outages
+from decorators._metaflow.api_retries import limit_requests, retry_outages
 from decorators._metaflow.commands import command_arguments
 from decorators._metaflow.endings import end_step, print_line
 from decorators._metaflow.signals import remove_job_at_signal
@@ -60,6 +60,7 @@ def watch_waiting(watcher: Callable[[WaitedJob], None]) -> None:
         from metaflow.plugins.kubernetes.kubernetes_job import RunningJob
         from metaflow.plugins.kubernetes.kubernetes_jobsets import RunningJobSet
 
+        limit_requests()
         for kind, fetches in ((RunningJob, ("_fetch_job",)), (RunningJobSet, ("_fetch_jobset",))):
             for name in (*fetches, "_fetch_pod"):
                 setattr(kind, name, retry_outages(getattr(kind, name)))

@@ -76,7 +76,7 @@ def wall_hours(hours: float, spot: Interruptions) -> float:
     checkpoints of duration C, and restart time R. Training during the upload of a checkpoint is lost as well,
     so the upload counts as part of R.
     """
-    mean_seconds = 3600 / (spot.per_node_hour * spot.nodes)
+    mean_seconds = 3600 / expected(1.0, spot)
     work = hours * 3600
     if work <= 0:
         return 0.0
@@ -120,7 +120,7 @@ def completion_obstacle(wall: float, spot: Interruptions, budget: int) -> str | 
 
 def describe(spot: Interruptions) -> list[str]:
     """Format the expected interruptions and checkpoint interval as lines of a plan's reasons."""
-    mean_seconds = 3600 / (spot.per_node_hour * spot.nodes)
+    mean_seconds = 3600 / expected(1.0, spot)
     lines = [f"{_describe_rate(spot)} ({spot.source})"]
     if spot.expected is not None and spot.lost_hours is not None and spot.ends_well is not None:
         lines[0] += (

@@ -166,8 +166,8 @@ def bind(host: str, port: int) -> socket.socket:
 def _allow_descriptors(count: int) -> None:
     """Raise the limit of open files to what the listening process may need, if possible."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    limit = count if hard == resource.RLIM_INFINITY else min(count, hard)
-    if soft != resource.RLIM_INFINITY and soft < limit:
+    limit = min(count, hard)  # never RLIM_INFINITY (-1) on Linux: fs.nr_open limits both
+    if soft < limit:
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 

@@ -27,6 +27,7 @@ PARENT = "FINETUNE_PARENT_PID"  # expected parent of a process, for die_with_par
 _ROOT = Path(__file__).resolve().parents[2]  # folder of the import packages
 _PROC = Path("/proc")
 _PR_SET_PDEATHSIG = 1
+_KILL_S = 10.0  # time limit for a killed process to end
 _parent_matters = True
 # Format of Python's warnings module, which adds a line of source below
 _WARNING = re.compile(r"^\S+:\d+: (?:User|Future|Deprecation|PendingDeprecation|Runtime)Warning: ")
@@ -56,7 +57,7 @@ def is_running(pid: int) -> bool:
     return state not in "ZX"
 
 
-def end_all(marker: str, *, grace_s: float, limit_s: float = 10.0) -> list[int]:
+def end_all(marker: str, *, grace_s: float, limit_s: float = _KILL_S) -> list[int]:
     """End all processes of a gang on this machine: SIGTERM, and SIGKILL after ``grace_s``.
 
     Returns the processes that still exist after ``limit_s`` more seconds (stuck in the kernel).
@@ -185,7 +186,8 @@ def started(
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(grace_s)
             process.kill()
-            process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in the kernel
+                process.wait(_KILL_S)
             end_all(marker, grace_s=0)
 
 
@@ -309,10 +311,13 @@ def tail(path: Path, lines: int = 20) -> str:
 
 
 def _read_end(path: Path, size: int) -> str:
+    """Return the end of a log with secrets masked; empty if it cannot be read."""
+    from estimator.masking import mask_secrets  # imported here, as the sweeper does not need it
+
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - size))
-            return file.read().decode(errors="replace")
+            return mask_secrets(file.read().decode(errors="replace"))
     except OSError:
         return ""
 

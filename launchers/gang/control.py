@@ -3,12 +3,13 @@
 It uses a separate connection (launchers.cluster.rendezvous) that works while a collective hangs. Node 0
 (:class:`Hub`) listens, the other nodes (:class:`Member`) connect and join::
 
-    hub -> member   go {port}                             all nodes have joined; port of torch's store
+    hub -> member   start {port}                          all nodes have joined; port of torch's store
     both            beat                                  every second
-    member -> hub   failed {failure} | part {step} | paced {paces} | done | bye
-    member -> hub   leave {failure} | stopped {step, all}  the node must leave; its ranks wait after a step
-    hub -> member   leave {failure} | last {step}         a node must leave; the final step of all ranks
-    hub -> member   verdict {failure or null}             the end, the same on every node
+    both            goodbye                               the sender leaves intentionally
+    member -> hub   failed {failure} | part_stored {step} | step_timings {paces} | done
+    member -> hub   drain {failure} | stopped {step, all}  the node must leave; its ranks wait after a step
+    hub -> member   drain {failure} | final_step {step}    a node must leave; the final step of all ranks
+    hub -> member   end {failure or null}                 the end, the same on every node
 
 A member whose connection breaks is lost, and the run ends on all nodes, because collectives cannot continue
 without it. A reconnecting member is therefore refused; the step's next attempt accepts it.

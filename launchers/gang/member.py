@@ -60,7 +60,9 @@ class Member(Control):
             if verdict is not None and verdict.failure is not None:
                 raise verdict.failure.error()
             if time.monotonic() > deadline + self._timeouts.lost_after:
-                raise lost(0, self._address.main_host, "it never started the gang").error()
+                failure = lost(0, self._address.main_host, "it never started the gang")
+                self.report(Failed(failure=failure))
+                raise failure.error()
         return self._port
 
     def report(self, message: Report) -> None:
@@ -97,10 +99,14 @@ class Member(Control):
 
     def _note_end(self, error: Exception | None) -> None:
         reason = why_lost(error, self._timeouts.lost_after) if error else "it left"
+        failure = lost(0, self._address.main_host, reason)
         with self._lock:
             self._hub_gone = True
-            if not self._closed and self._verdict is None:
-                self._note(lost(0, self._address.main_host, reason))
+            if self._closed or self._verdict is not None:
+                return
+            self._note(failure)
+        if self._client is not None:  # a node 0 that was only silent must not continue alone
+            self._client.send(Failed(failure=failure))
 
     def _note_message(self, message: GangMessage) -> None:
         if isinstance(message, Start):

@@ -26,6 +26,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from estimator.errors import UserError
+from estimator.masking import mask_secrets
 from launchers.base.workdir import NO_SPACE
 from launchers.cluster import processes
 from launchers.cluster.endpoint import NodeAddress
@@ -178,7 +179,8 @@ class _Node:
         finally:
             self._end_processes(well=False)
             sweeper.kill()
-            sweeper.wait(timeout=10)
+            with contextlib.suppress(subprocess.TimeoutExpired):  # would replace the cause of the failure
+                sweeper.wait(timeout=10)
         if failure is not None:
             raise self._with_last_checkpoint(failure).error()
 
@@ -313,8 +315,9 @@ class _Node:
             if cause == 128 + signal.SIGTERM:
                 cause = PARENT_GONE if self._parent_is_gone(within=0.3) else "SIGTERM"
             return Failure.now("node", node, host, f"node {node} ({host}) was stopped by {cause}")
-        message = f"the task of node {node} on {host} failed: {type(error).__name__}: {error}"
-        return Failure.now("task", node, host, message, traceback="".join(traceback.format_exception(error)))
+        message = mask_secrets(f"the task of node {node} on {host} failed: {type(error).__name__}: {error}")
+        trace = mask_secrets("".join(traceback.format_exception(error)))
+        return Failure.now("task", node, host, message, traceback=trace)
 
     def _parent_is_gone(self, within: float) -> bool:
         """Whether the parent ends within these seconds; its death signal may precede its actual end."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from estimator.errors import UserError
+from estimator.masking import mask_secrets
 from launchers.report.telemetry import (
     DistInfo,
     Evaluated,
@@ -191,15 +192,18 @@ def mark_part_complete(checkpoint_dir: Path, env: RankEnv, step: int) -> None:
 
 
 def write_error(errors_dir: Path, rank: int, error: BaseException) -> None:
-    """Write this rank's failure atomically for the node's task: errors/rank-NNNNN.json."""
+    """Write this rank's failure atomically for the node's task: errors/rank-NNNNN.json.
+
+    Secrets are masked, because messages of libraries may contain addresses with a login or token.
+    """
     values: dict[str, object] = {
         "rank": rank,
         "at": time.time(),
-        "message": f"{type(error).__name__}: {error}",
-        "traceback": "".join(traceback.format_exception(error)),
+        "message": mask_secrets(f"{type(error).__name__}: {error}"),
+        "traceback": mask_secrets("".join(traceback.format_exception(error))),
     }
     if isinstance(error, UserError):
-        values["user"] = {"problem": error.problem, "advice": error.advice}
+        values["user"] = {"problem": mask_secrets(error.problem), "advice": mask_secrets(error.advice)}
     write_atomically(errors_dir / f"rank-{rank:05d}.json", json.dumps(values))
 
 

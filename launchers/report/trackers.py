@@ -7,7 +7,6 @@ clients are accelerate's (accelerate.tracking), imported only if a tracker is re
 from __future__ import annotations
 
 import importlib.util
-import re
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -17,10 +16,10 @@ from threading import Thread
 from typing import Any
 
 from estimator.errors import UserError
+from estimator.masking import mask_secrets
 from estimator.terminal import print
 from launchers.settings import Settings
 
-_CREDENTIALS = re.compile(r"://[^/@\s]*@")  # user and password in a server's URL
 CLOSE_S = 60.0
 PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow"}
 
@@ -104,7 +103,7 @@ class _Tracker:
                 tracker.log(values, step=step)
             tracker.finish()
         except Exception as error:  # noqa: BLE001 a tracker's package may raise anything
-            reason = _CREDENTIALS.sub("://", " ".join(f"{type(error).__name__}: {error}".split()))[:300]
+            reason = mask_secrets(" ".join(f"{type(error).__name__}: {error}".split()))[:300]
             self._print_message(f"failed and receives no more metrics of this run: {reason}")
 
     def _print_message(self, message: str) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from estimator.errors import UserError
+from estimator.masking import mask_file
 from estimator.plan import Plan
 from estimator.terminal import print
 from estimator.vocabulary import TASKS
@@ -294,10 +295,15 @@ class _Traces:
 
 
 def _store_logs(store: Storage, key: str, folder: Path) -> None:
-    """Store every rank's logs; a failure is only printed, so that it does not hide the run's error."""
+    """Store every rank's logs, with secrets masked.
+
+    A failure is only printed, so that it does not hide the run's error.
+    """
     if not folder.is_dir():
         return
     try:
+        for path in folder.rglob("*.log"):
+            mask_file(path)
         put_bundle(store, key, folder)
     except (UserError, OSError) as error:
         print(f"the ranks' logs could not be stored: {error}")

@@ -64,8 +64,9 @@ def test_a_run_on_two_containers_resumes_after_one_is_lost_and_is_evaluated(lab:
     check_training_job(first, plan)
     assert [len(each.nodes) for each in run.jobs("evaluate")] == [1]
     cards = json.loads(run.run_client(READ_CARDS, f"FinetuneFlow/{run.run_id}"))
-    steps = sorted(name.partition("/")[0] for name in cards)
-    assert steps == ["evaluate", "train_nodes", "train_nodes"]
+    steps = sorted(f"{step} {card}" for step, _, card in (name.split("/") for name in cards))
+    latest, earlier = ["train_nodes finetune"] * 2, ["train_nodes finetune_attempt_0"] * 2
+    assert steps == ["evaluate finetune", *latest, *earlier]
     assert all("Card render failed" not in page and len(page) > 100_000 for page in cards.values())
 
 

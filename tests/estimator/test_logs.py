@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from estimator import logs
 from estimator.cli.app import app
 from estimator.errors import UserError
-from estimator.masking import MASK, mask_secrets
+from estimator.masking import MASK, mask_file, mask_secrets
 
 SECRET = "correct-horse-battery"
 
@@ -143,4 +143,21 @@ def test_a_user_error_has_a_traceback_only_if_requested(
 def test_values_of_ordinary_variables_are_not_masked() -> None:
     environment = {"TOKENIZERS_PARALLELISM": "false", "HOME": "/home/alice", "API_KEY": "abc"}
     assert mask_secrets("false /home/alice abc", environment) == "false /home/alice abc"
+    assert mask_secrets("key abcd", {"METAFLOW_SERVICE_AUTH_KEY": "abcd"}) == f"key {MASK}"
     assert mask_secrets("key abcd", {"API_KEY": "abcd"}) == f"key {MASK}", "from 4 characters on"
+
+
+def test_secrets_in_a_finished_log_file_are_masked_and_nothing_else_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", SECRET)
+    plain, log = tmp_path / "plain.log", tmp_path / "stderr.log"
+    lines = b"".join(b"step %d \xff\r\n" % number for number in range(200_000))  # more than one block
+    plain.write_bytes(lines)
+    log.write_bytes(lines + f"login with {SECRET}\n".encode() + lines)
+    before = plain.stat()
+    for path in (plain, log):
+        mask_file(path)
+    assert log.read_bytes() == lines + f"login with {MASK}\n".encode() + lines
+    assert (plain.read_bytes(), plain.stat().st_ino) == (lines, before.st_ino)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["plain.log", "stderr.log"]

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import psutil
 import pytest
@@ -22,8 +23,10 @@ from checklist.probing.progress import Progress
 from flows.cluster_check import launch as checklist_launch
 from flows.cluster_check import steps
 from flows.cluster_check.launch import DEFAULTS
+from tests.checklist.servers import hook
 from tests.flows.checklist_options import FLOOR
 from tests.flows.conftest import FlowRun, environment, run_flow
+from tests.flows.marked_secrets import SECRETS, files_below, leaks
 from tests.warm_python import WarmPython
 
 FLOW = Path(__file__).parents[2] / "flows" / "checklist_flow.py"
@@ -50,11 +53,13 @@ def first(home: Path) -> FlowRun:
 
 @pytest.fixture(scope="module")
 def failed(tmp_path_factory: pytest.TempPathFactory) -> FlowRun:
-    """A run whose thresholds no machine can reach."""
+    """A run whose thresholds no machine can reach, with a webhook that refuses its message."""
     folder = tmp_path_factory.mktemp("failed")
     (folder / "thresholds.csv").write_text(FLOOR)
     checks = ("--only", "ranks,gemm", "--thresholds", "thresholds.csv", "--system", "here")
-    return _flow(folder, "run", *checks, "--json", "failed.json")
+    with hook(status=500) as (address, _):
+        secrets = {**SECRETS, "CHECKLIST_WEBHOOK_URL": address}
+        return _flow(folder, "run", *checks, "--json", "failed.json", "--webhook", **secrets)
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +100,13 @@ def test_a_failed_checklist_stores_its_results_and_ends_the_flow_with_one_line(f
     assert json.loads((failed.home / "failed.json").read_text()) == artifacts["result"]
     assert artifacts["result"]["verdict"] == "FAIL"
     assert "not fit for training" in failed.card(FLOW, "verdict", "checklist")
+
+
+@pytest.mark.slow
+def test_a_failed_checklist_leaves_no_secret_of_the_environment(failed: FlowRun) -> None:
+    assert "The webhook could not be called: it answers with status 500" in failed.text
+    secrets = (*SECRETS.values(), urlsplit(failed.environment["CHECKLIST_WEBHOOK_URL"]).path)
+    assert leaks(files_below(failed.home), secrets) == []
 
 
 @pytest.mark.nightly

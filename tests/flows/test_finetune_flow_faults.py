@@ -15,6 +15,7 @@ import pytest
 from tests.conftest import write_sums
 from tests.flows.conftest import EVALUATED, FlowRun
 from tests.flows.faults import EVERY, SHORT, STEPS, Ended, Flow
+from tests.flows.marked_secrets import SECRETS, files_below, leaks
 from tests.lab import small_engine
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -86,6 +87,29 @@ def test_retries_after_a_killed_rank_and_a_killed_node_give_the_same_losses(
     assert run.losses() == [(row["step"], row["loss"]) for row in undisturbed["metrics"]]
     evaluations = undisturbed["outcome"].evaluations
     assert run.outcome()["evaluations"] == [(each.step, each.loss) for each in evaluations]
+
+
+def test_a_failing_run_leaves_no_secret_of_the_environment(flow: NewFlow, tmp_path: Path) -> None:
+    """The rank's error and its log contain its whole environment, in each attempt."""
+    site, home = small_engine.install(tmp_path / "site"), tmp_path / "home"
+    home.mkdir()
+    options = [f"--set=engine_options.{value}" for value in ("step_s=0.1", "at=2", "do=raise_environment")]
+    run = flow(
+        *("run", *options, "--tracker=tensorboard"),
+        nodes=1,
+        PYTHONPATH=str(site),
+        HOME=str(home),
+        FINETUNE_LOG="debug",
+        FINETUNE_TRACEBACK="1",
+        **SECRETS,
+    )
+    assert run.end() != 0
+    assert "no answer to a request with" in run.log
+    assert "FINETUNE_WORK_DIR" in run.log, "the error shows the environment"
+    places = dict(files_below(tmp_path))
+    for needed in ("log", ".metaflow/FinetuneFlow/finetune/logs", ".html", "stderr", "calibration"):
+        assert any(needed in name for name in places), needed
+    assert leaks(places.items()) == []
 
 
 @pytest.mark.nightly

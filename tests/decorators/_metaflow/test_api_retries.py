@@ -1,14 +1,16 @@
-"""Requests to an API server: retried during an outage, not after a refusal."""
+"""Requests to an API server: limited in time, retried during an outage, not after a refusal."""
 
 from __future__ import annotations
 
+import socket
 import time
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from kubernetes.client import ApiException
-from urllib3.exceptions import MaxRetryError
+from kubernetes.client import ApiClient, ApiException, BatchV1Api, Configuration
+from kubernetes.client.rest import RESTClientObject
+from urllib3.exceptions import HTTPError, MaxRetryError
 
 from decorators._metaflow import api_retries
 from tests.decorators.backends.kubernetes.test_errors import answer
@@ -61,3 +63,18 @@ def test_retries_end_after_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api_retries, "_retry_limit_s", 0.0)
     with pytest.raises(MaxRetryError):
         api_retries.retry_outages(NodeRequest.fetch)(NodeRequest(GONE))
+
+
+@pytest.mark.parametrize("call", ["read_namespaced_job", "delete_namespaced_job"])
+def test_a_request_to_a_server_that_stops_responding_ends_after_the_limit(
+    call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RESTClientObject, "request", RESTClientObject.request)  # restored after the test
+    monkeypatch.setattr(api_retries, "READ_S", 0.1)
+    monkeypatch.setattr(api_retries, "WRITE_S", 0.1)
+    api_retries.limit_requests()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with ApiClient(Configuration(host=address)) as client, pytest.raises(HTTPError) as error:
+            getattr(BatchV1Api(client), call)("train", "default")
+    assert "timed out" in str(error.value)

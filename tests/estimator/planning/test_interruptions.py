@@ -83,6 +83,15 @@ def test_the_planned_checkpoint_interval_is_near_the_optimum() -> None:
         assert interruptions.wall_hours(24, best) < 1.01 * interruptions.wall_hours(24, other)
 
 
+def test_the_checkpoint_interval_is_explained_by_the_time_between_interruptions_of_the_gang() -> None:
+    (_, line) = interruptions.describe(
+        gang(8, per_node_hour=0.125, interval_seconds=60.0, checkpoint_seconds=60.0)
+    )
+    assert "x 60 min between interruptions" in line
+    (_, line) = interruptions.describe(gang(8, per_node_hour=0.125, interval_seconds=3600.0))
+    assert "the duration of an upload" in line
+
+
 def test_a_run_that_never_reaches_a_checkpoint_has_infinite_wall_time() -> None:
     hopeless = gang(64, per_node_hour=50.0, interval_seconds=3600.0 * 10)
     assert interruptions.wall_hours(24, hopeless) == math.inf

@@ -86,6 +86,9 @@ class Stepper:
 def inject_fault(do: str, job: TrainJob) -> None:
     if do == "raise":
         raise ValueError("the loss is not a number")
+    if do == "raise_environment":
+        print(f"started in {dict(os.environ)}", file=sys.stderr, flush=True)
+        raise RuntimeError(f"no answer to a request with {dict(os.environ)}")
     if do == "reset":  # what a healthy rank says some time after its peer has gone
         raise RuntimeError("[gloo/transport/tcp/pair.cc:554] Connection closed by peer [127.0.0.1]:1")
     if do == "user":

@@ -93,6 +93,26 @@ def test_kill_9_of_an_agent_or_a_task_ends_all_nodes(gang: NewGang, who: str, mo
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("node", [0, pytest.param(1, marks=pytest.mark.nightly)])
+def test_a_node_that_falls_silent_ends_the_others_and_itself_when_it_continues(
+    gang: NewGang, node: int
+) -> None:
+    """As after a broken network or a frozen machine: no connection is closed."""
+    two = gang(nodes=2, orders={**LONG, "child": True}).start_all()
+    for rank in (0, 1):
+        two.wait_for_step(2, rank=rank)
+    two.tasks[node].send_signal(signal.SIGSTOP)
+    try:
+        other = two.end(1 - node, within=END_S)
+    finally:
+        two.tasks[node].send_signal(signal.SIGCONT)
+    assert other["error"] == "NodeLost"
+    assert re.search(rf"node {node} \(\S+\) was lost: .* 10 s", other["message"])
+    (continued,) = ends(two, node)
+    assert continued["error"] == "NodeLost"
+
+
+@pytest.mark.slow
 def test_a_node_that_must_leave_during_a_checkpoint_makes_all_nodes_write_another(
     gang: NewGang,
 ) -> None:

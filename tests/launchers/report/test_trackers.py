@@ -78,9 +78,10 @@ def test_a_failing_tracker_stops_neither_the_run_nor_other_trackers(
     from accelerate import tracking
 
     def refuse(*_: object, **__: object) -> None:
-        raise ConnectionError("no answer from\nhttps://me:s3cret@mlflow.example.com/api")
+        raise ConnectionError("no answer from\nhttps://me:s3cret@mlflow.example.com/api with correct-horse")
 
     monkeypatch.setattr(tracking, "MLflowTracker", refuse)
+    monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "correct-horse")
     used_trackers = Trackers(
         settings.build({"tracker": ["mlflow", "tensorboard"]}), run_name="run-1", folder=tmp_path
     )
@@ -92,6 +93,7 @@ def test_a_failing_tracker_stops_neither_the_run_nor_other_trackers(
     assert output.count("receives no more metrics of this run: ConnectionError: ") == 1
     assert "mlflow.example.com" in output
     assert "s3cret" not in output
+    assert "correct-horse" not in output
 
 
 def test_a_hanging_tracker_delays_neither_the_run_nor_other_trackers(

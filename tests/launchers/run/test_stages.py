@@ -53,6 +53,8 @@ def test_the_report_ends_with_the_stages_that_failed(tmp_path: Path) -> None:
     facts = [("steps", "8"), ("loss", "2"), ("memory", "x" * 80)]
     lines = stages.closing_lines(facts, None, tmp_path, errors=errors)
     assert lines[:3] == ["steps: 8; loss: 2", f"memory: {'x' * 80}", f"model: {tmp_path}"]
+    facts = [("steps", "8"), ("memory", "x" * 62), ("loss", "2")]
+    assert [len(line) for line in stages.closing_lines(facts, None, tmp_path)[:2]] == [80, len("loss: 2")]
     warnings = [line for line in lines if line.startswith("Warning: ")]
     assert len(warnings) == 1
     assert "exit status -9" in warnings[0]
