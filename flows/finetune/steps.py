@@ -25,7 +25,7 @@ from flows.finetune.parameters import FinetuneParameters
 from launchers import engines, run_config
 from launchers.base.workdir import work_folder
 from launchers.cluster.endpoint import NodeAddress, Secret, choose_ports
-from launchers.dataset import mixture
+from launchers.dataset import mixture, render
 from launchers.dataset.preferences import Sample
 from launchers.dataset.stored import StoredRows
 from launchers.engines.reward_head import as_trained
@@ -104,6 +104,7 @@ class FinetuneRun(FinetuneParameters):
                 )
             model_dir = artifacts.fetch_tokenizer(self.model_reference, work_dir / "model")
             rows, held_out = self._rows(work_dir)
+            render.leave_out_torch(self.used_settings)
             info = preparation.tokenize(
                 rows if samples is None else samples,
                 held_out,

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from estimator.errors import UserError
 from estimator.models.architectures import family_of
 from estimator.untrusted import read_json_object
+from launchers.base.imports import import_transformers_without_torch
 from launchers.base.tokenizer import tokenizer_in
 from launchers.dataset.answer_spans import Messages, Span, has_marks, marked_spans, turn_span
 from launchers.dataset.cpu_limit import cpu_limit, memory_limit
@@ -56,6 +57,15 @@ def check_template(model_dir: Path, settings: Settings) -> None:
             f"{settings.model} has no chat template: {family} models are published with Python code instead.",
             "Set chat_template; docs/models.md has one for chats without tools and reasoning.",
         )
+
+
+def leave_out_torch(settings: Settings) -> None:
+    """Import transformers without torch in this process, which then loads no model, if the settings allow it.
+
+    Image processors need torch, and the code of a model's folder may need it.
+    """
+    if settings.vision is None and not settings.trust_remote_code:
+        import_transformers_without_torch()
 
 
 def load_tokenizer(model_dir: Path, settings: Settings) -> Any:
