@@ -10,10 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from estimator.errors import UserError
 from estimator.models.architectures import family_of
@@ -26,6 +23,12 @@ from launchers.dataset.rows import Conversation
 from launchers.dataset.turns import IMAGE, Message
 from launchers.dataset.vision_tokenizer import VisionTokenizer, to_content_parts
 from launchers.settings import Settings
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Tokens = tuple[NDArray[np.int32], NDArray[np.bool_]]  # ids of a row, and whether each counts in the loss
 
 _BATCH = 1024  # conversations tokenized at a time
 _PROMPT_CHARS = 200  # maximum length of a plain-text prompt
@@ -109,9 +112,6 @@ def pad_id_of(tokenizer: Any) -> int:
 
 
 Rendered = TypeVar("Rendered")
-Tokens = tuple[
-    NDArray[np.int32], NDArray[np.bool_]
-]  # token ids of a row, and whether each counts in the loss
 
 
 @dataclass(kw_only=True, slots=True)
@@ -171,6 +171,8 @@ def _tokenize(
     limit: TextLimit | None = None,
 ) -> Iterator[Tokens]:
     """Tokenize one batch of conversations (:func:`tokenize`)."""
+    import numpy as np  # imported here: most processes that import this module tokenize nothing
+
     turn_end = _TurnEnd(tokenizer)
     template_marks = _marks_answers(tokenizer)
     turns_by_row = [_turns_to_mask(item, train_on_prompt, last_turn_only) for item in conversations]
