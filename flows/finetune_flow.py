@@ -17,7 +17,7 @@ from metaflow import parallel, retry, step
 
 from decorators.gpu_profile import gpu_profile
 from estimator.vocabulary import TASKS
-from flows.finetune.planning import plan_from_parameters, run_flow
+from flows.finetune.launch import plan_from_parameters, run_flow
 from flows.finetune.steps import FinetuneRun
 
 

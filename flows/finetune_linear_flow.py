@@ -11,7 +11,7 @@ from __future__ import annotations
 from metaflow import Parameter, config_expr, retry, step
 
 from decorators.gpu_profile import gpu_profile
-from flows.finetune.planning import plan_from_parameters, run_flow
+from flows.finetune.launch import plan_from_parameters, run_flow
 from flows.finetune.steps import FinetuneRun
 
 

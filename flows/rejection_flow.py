@@ -15,7 +15,8 @@ from metaflow import Parameter, card, config_expr, parallel, retry, step
 
 from decorators.gpu_profile import gpu_profile
 from estimator.terminal import print
-from flows.finetune.planning import REJECTION_FLAGS, plan_from_parameters, run_flow
+from flows.finetune.flags import REJECTION_FLAGS
+from flows.finetune.launch import plan_from_parameters, run_flow
 from flows.rejection.steps import CARD_ID, RejectionRun
 from launchers.settings import help_of
 

@@ -35,7 +35,7 @@ from estimator.cli.app import app as finetune
 from estimator.cli.app import load
 from estimator.errors import UserError
 from flows.commands.flow_commands import RUNS, flow_arguments
-from flows.finetune import planning
+from flows.finetune import flags
 from flows.finetune.parameters import read_settings
 from launchers import settings
 from launchers.dataset import preferences, rows
@@ -270,12 +270,12 @@ def check_run(location: str, options: dict[str, list[str]], place: Path) -> None
     assert set(backends) <= {"kubernetes", "batch"}, location
     parameters: dict[str, Any] = {
         name: (options["--" + name.replace("_", "-")] or [True])[-1]
-        for name in planning.FLAGS
+        for name in flags.FLAGS
         if "--" + name.replace("_", "-") in options
     }
-    flags = {f"--{name.replace('_', '-')}" for name in planning.FLAGS}
+    names = {f"--{name.replace('_', '-')}" for name in flags.FLAGS}
     example_values = {
-        option: options[option][-1] for option in setting_options().keys() & options.keys() - flags
+        option: options[option][-1] for option in setting_options().keys() & options.keys() - names
     }
     arguments_of_settings = [
         translate([option, value], (), ())[1] for option, value in example_values.items()

@@ -25,7 +25,6 @@ from decorators.storage import MetaflowStorage, origin_run_ids
 from estimator.models import ModelRef
 from estimator.plan import Plan
 from estimator.terminal import print
-from flows.cluster_check import suspicions
 from flows.finetune.artifacts import fetch_bundle, fetch_model
 from launchers.cluster.endpoint import NodeAddress, Secret
 from launchers.cluster.processes import rank_log_tail
@@ -138,6 +137,8 @@ def train_on_node(
         if isinstance(event, Straggling):
             cluster = current_cluster() or cluster_name("local")
             on_gpus = plan.layout.device == "cuda"
+            from flows.cluster_check import suspicions  # slow to import, and rarely needed
+
             suspicions.record(event, cluster=cluster, run=current.run_id, on_gpus=on_gpus)
 
     try:

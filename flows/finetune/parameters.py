@@ -12,13 +12,13 @@ from decorators._metaflow import user_errors
 from estimator.cli.common import COMMON
 from flows.commands.flow_commands import config_file
 from flows.commands.run_help import CHECKS
-from flows.finetune import planning
+from flows.finetune import flags
 from launchers.settings import choices_of, help_of, overlay, parse_file, parse_yaml
 
 
 def setting_parameter(name: str, kind: type = str) -> Any:
     """Return a flow parameter for a setting, with its help; the default is the settings file's value."""
-    setting = planning.FLAGS[name]
+    setting = flags.FLAGS[name]
     choices = f" One of {', '.join(choices_of(setting))}." if choices_of(setting) else ""
     return Parameter(
         name.replace("_", "-"),
@@ -30,13 +30,13 @@ def setting_parameter(name: str, kind: type = str) -> Any:
 
 def text_parameter(name: str) -> Any:
     """Return a flow parameter for a setting that is not plain text; empty means the settings file's value."""
-    setting = planning.FLAGS[name]
+    setting = flags.FLAGS[name]
     return Parameter(name.replace("_", "-"), type=str, default="", help=help_of(setting))
 
 
 def switch(name: str) -> Any:
     """Return a switch for a setting; if not given, the settings file's value applies."""
-    help_text = help_of(planning.FLAGS[name])
+    help_text = help_of(flags.FLAGS[name])
     return Parameter(name.replace("_", "-"), is_flag=True, default=False, help=help_text)
 
 
@@ -53,7 +53,7 @@ def read_settings(text: str) -> dict[str, Any]:
     with user_errors():
         file = config_file(sys.argv[1:], "settings")
         values = parse_yaml(text) if file == Path() else parse_file(text, file)
-    return overlay(planning.defaults_of_flags(), values)
+    return overlay(flags.defaults_of_flags(), values)
 
 
 class FinetuneParameters(FlowSpec):

@@ -1,4 +1,4 @@
-"""Settings and plan from a flow's parameters, with all checks that are possible before a run."""
+"""Plan from a flow's parameters, with all checks that are possible before a run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -27,64 +27,18 @@ from estimator.planning.planner import CannotFit
 from estimator.planning.report import render
 from estimator.planning.summary import MORE, render_cannot_fit, render_summary
 from estimator.terminal import print
-from flows.commands import flow_main, run_help
 from flows.commands.flow_commands import command_line
-from flows.finetune import artifacts, harness, rejection_plan, scorers
-from launchers import settings
+from flows.finetune import artifacts, flags, harness, rejection_plan, scorers
 from launchers.base import workdir
 from launchers.harness import tasks
 from launchers.results import hub_push
 from launchers.run import checks, preparation
 from launchers.settings import Settings
-from launchers.settings.options import translate
 from launchers.settings.sections import Resources
 
 if TYPE_CHECKING:
     from flows.cluster_check.gate import Checked
 
-# Setting of each flag of the flow. Other settings are set by the YAML file and --set.
-FLAGS = {
-    "model": "model",
-    "task": "task",
-    "method": "method",
-    "engine": "engine",
-    "dataset": "dataset",
-    "seq_len": "seq_len",
-    "resolution": "images.resolution",
-    "packing": "packing",
-    "epochs": "epochs",
-    "max_steps": "max_steps",
-    "tokens": "tokens",
-    "global_batch_size": "global_batch_size",
-    "micro_batch_size": "micro_batch_size",
-    "lr": "optimizer.lr",
-    "precision": "precision",
-    "activation_checkpointing": "activation_checkpointing",
-    "seed": "seed",
-    "trial": "trial",
-    "checkpoint_every": "checkpoint_every",
-    "eval_every": "evaluation.every_steps",
-    "profile_steps": "profile.steps",
-    "tracker": "tracker",
-    "output_dir": "output_dir",
-    "eval_harness": "harness.tasks",
-    "adapter_only": "export.adapter_only",
-    "push": "export.push",
-    "nodes": "resources.nodes",
-    "gpus": "resources.gpus",
-    "gpu": "resources.gpu",
-    "instance_type": "resources.instance_type",
-    "cloud": "resources.cloud",
-    "from_catalogue": "resources.from_catalogue",
-    "capacity": "resources.capacity",
-    "spot": "resources.spot",
-    "device": "resources.device",
-    "queue": "resources.queue",
-    "zone": "resources.zone",
-    "pending_timeout": "resources.pending_timeout",
-    "max_disruptions": "resources.max_disruptions",
-    "fabric": "resources.fabric",
-}
 # Settings that only a run on Kubernetes or AWS Batch uses
 OF_CLUSTERS = (
     *("resources.spot", "resources.interruption_rate", "resources.from_catalogue", "resources.capacity"),
@@ -92,63 +46,6 @@ OF_CLUSTERS = (
     *("resources.zone", "resources.fabric", "resources.pod_template", "resources.pending_timeout"),
     "resources.max_disruptions",
 )
-# Those of flows/rejection_flow.py alone, whose attributes for them are asked_score and asked_answers.
-REJECTION_FLAGS = {"score": "rejection.score", "answers": "rejection.answers"}
-LISTS = ("tracker", "eval_harness")  # flags with a comma-separated list
-# Flags without a value: where one is not given, the file's setting holds
-SWITCHES = ("from_catalogue", "spot", "adapter_only")
-
-
-def defaults_of_flags() -> dict[str, Any]:
-    """Return the defaults of the settings that are flow parameters, nested as in a settings file."""
-    defaults = Settings().model_dump(mode="json")
-    values: dict[str, Any] = {}
-    for name in (*FLAGS.values(), *REJECTION_FLAGS.values()):
-        section, _, last = name.rpartition(".")
-        if section:
-            values.setdefault(section, {})[last] = defaults[section][last]
-        else:
-            values[last] = defaults[last]
-    return values
-
-
-def run_flow(flow: type[Any]) -> None:
-    """Run the command line of a fine-tuning flow, whose ``run`` has an option for each setting."""
-    _original_arguments[:] = sys.argv[1:]
-    rejection = hasattr(flow, "asked_score")
-    flow_main.run_flow(
-        flow,
-        help_page=lambda name, everything: run_help.help_page(
-            name, everything=everything, rejection=rejection
-        ),
-        translate=translate,
-    )
-
-
-_original_arguments: list[str] = []  # arguments of this process before they were translated
-
-
-def settings_from(config: Mapping[str, Any], params: Mapping[str, Any]) -> Settings:
-    """Return the settings file's values, overridden by flags, and both by ``--set``.
-
-    Raises UserError with one line per invalid value, with the name that the user used.
-    """
-    flags: dict[str, Any] = {}
-    for flag, name in (FLAGS | REJECTION_FLAGS).items():
-        value = params.get(flag)
-        if value in (None, "") or (flag in SWITCHES and not value):
-            continue
-        if flag in LISTS and isinstance(value, str):
-            value = [part.strip() for part in value.split(",")]
-        flags[name] = value
-    chosen = settings.build(config, _overrides(params), flags)
-    settings.check_used(chosen, _overrides(params))
-    return chosen
-
-
-def _overrides(params: Mapping[str, Any]) -> Sequence[str]:
-    """Return the values of ``--set``."""
-    return params.get("overrides") or params.get("set") or ()
 
 
 @impossible_paths_refused()
@@ -159,7 +56,7 @@ def plan_from_parameters(params: Mapping[str, Any], backend: Backend) -> Plan:
     ``--no-calibration`` ignores measurements of finished runs, ``--ignore-checklist`` continues although the
     cluster's newest checklist failed. ``--plan-only`` prints the plan and exits.
     """
-    settings = settings_from(params.get("settings") or {}, params)
+    settings = flags.settings_from(params.get("settings") or {}, params)
     _check_options(params, backend)
     machine = local_machine.detect() if backend == "local" else None
     rejection = rejection_plan.check(settings) if "score" in params else None
@@ -202,8 +99,8 @@ def plan_from_parameters(params: Mapping[str, Any], backend: Backend) -> Plan:
 
 def _check_options(params: Mapping[str, Any], backend: Backend) -> None:
     """Raise UserError for an option of this command line that this flow, or this machine, does not use."""
-    typed = {argument.partition("=")[0] for argument in _original_arguments or sys.argv[1:]}
-    overrides = [override.partition("=")[0].strip() for override in _overrides(params)]
+    typed = {argument.partition("=")[0] for argument in flags.original_arguments or sys.argv[1:]}
+    overrides = [override.partition("=")[0].strip() for override in flags.overrides_of(params)]
     other_flow = next((name for name in overrides if name.startswith("rejection.")), None)
     if other_flow is not None and "score" not in params:
         raise UserError(
@@ -221,7 +118,7 @@ def _check_options(params: Mapping[str, Any], backend: Backend) -> None:
 def _command(params: Mapping[str, Any]) -> str:
     """Return the user's command that these parameters come from."""
     if command() == "run":
-        return command_line(sys.argv[0], _original_arguments or sys.argv[1:])
+        return command_line(sys.argv[0], flags.original_arguments or sys.argv[1:])
     return shlex.join(["finetune", "run", *(["--model", params["model"]] if params.get("model") else [])])
 
 
@@ -326,10 +223,3 @@ def _work_disk() -> tuple[str, int]:
     root = workdir.root()
     existing = next(folder for folder in (root, *root.parents) if folder.exists())
     return str(root), shutil.disk_usage(existing).free
-
-
-def flags_of(flow: Any) -> dict[str, Any]:
-    """Return a running flow's parameters in the form of :func:`settings_from`."""
-    flags = {flag: getattr(flow, flag) for flag in FLAGS} | {"overrides": flow.overrides}
-    rejection_flags = [flag for flag in REJECTION_FLAGS if hasattr(flow, f"asked_{flag}")]
-    return flags | {flag: getattr(flow, f"asked_{flag}") for flag in rejection_flags}

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from metaflow import current
 
+import checklist  # noqa: F401 Metaflow packs the packages imported at the launch; train imports it later
 from decorators._metaflow import in_container, shell_path, user_errors
 from decorators.backends import disruptions
 from decorators.gpu_profile import current_plan, current_profile
@@ -19,13 +20,12 @@ from estimator.terminal import print
 from estimator.vocabulary import TASKS
 from flows.commands.flow_commands import command_line, console_script
 from flows.commands.run_logs import recorded_task
-from flows.finetune import artifacts, harness, planning, scorers
-from flows.finetune.node import encode_on_node, join_timeout_s, train_on_node
+from flows.finetune import artifacts, flags, harness, scorers
 from flows.finetune.parameters import FinetuneParameters
 from launchers import engines, run_config
 from launchers.base.workdir import work_folder
 from launchers.cluster.endpoint import NodeAddress, Secret, choose_ports
-from launchers.dataset import mixture
+from launchers.dataset import mixture, render
 from launchers.dataset.preferences import Sample
 from launchers.dataset.stored import StoredRows
 from launchers.engines.reward_head import as_trained
@@ -65,7 +65,7 @@ class FinetuneRun(FinetuneParameters):
     def _start(self) -> None:
         """Resolve the settings against the plan; fetch and check the data."""
         with task_folder("start") as work_dir:
-            settings = planning.settings_from(self.settings, planning.flags_of(self))
+            settings = flags.settings_from(self.settings, flags.flags_of(self))
             self.base_model = artifacts.carried_model(settings.model)
             settings = preparation.with_vision(settings, self.base_model.spec)
             self.plan = preparation.check_matches(current_plan(), settings, self.base_model.spec)
@@ -104,6 +104,7 @@ class FinetuneRun(FinetuneParameters):
                 )
             model_dir = artifacts.fetch_tokenizer(self.model_reference, work_dir / "model")
             rows, held_out = self._rows(work_dir)
+            render.leave_out_torch(self.used_settings)
             info = preparation.tokenize(
                 rows if samples is None else samples,
                 held_out,
@@ -118,6 +119,8 @@ class FinetuneRun(FinetuneParameters):
 
     def _encode(self) -> None:
         """Compute the latents and text embeddings for a UNet, and store them in the datastore."""
+        from flows.finetune.node import encode_on_node  # slow to import, unused in most steps
+
         with task_folder("encode") as work_dir:
             encode_on_node(
                 plan=self.plan,
@@ -254,6 +257,8 @@ class FinetuneRun(FinetuneParameters):
     def _train(
         self, *, node: int, nodes: int, main_host: str, ports: tuple[int, ...], secret: Secret
     ) -> None:
+        from flows.finetune.node import join_timeout_s, train_on_node  # slow to import, unused in most steps
+
         self.node = node
         self.training_task = f"{current.run_id}/{current.step_name}/{current.task_id}"
         launch = disruptions.of_run(current.run_id).launch(current.step_name, current.retry_count)

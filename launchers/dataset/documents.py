@@ -499,6 +499,7 @@ def _worker_error(worker: subprocess.Popen[bytes], log: Path) -> UserError:
 def main(path: Path) -> None:
     """Entry point of a tokenizing process: write its chunks, or the error of the first invalid one."""
     request = read_request(_Request, path)
+    render.leave_out_torch(request.settings)
     tokenizer = render.load_tokenizer(request.model_dir, request.settings)
     replacements = {index: decode(row.encode()) for index, row in request.replacements.items()}
     indices = np.load(request.folder / _INDICES, mmap_mode="r")

@@ -10,14 +10,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from estimator.errors import UserError
 from estimator.models.architectures import family_of
 from estimator.untrusted import read_json_object
+from launchers.base.imports import import_transformers_without_torch
 from launchers.base.tokenizer import tokenizer_in
 from launchers.dataset.answer_spans import Messages, Span, has_marks, marked_spans, turn_span
 from launchers.dataset.cpu_limit import cpu_limit, memory_limit
@@ -25,6 +23,12 @@ from launchers.dataset.rows import Conversation
 from launchers.dataset.turns import IMAGE, Message
 from launchers.dataset.vision_tokenizer import VisionTokenizer, to_content_parts
 from launchers.settings import Settings
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Tokens = tuple[NDArray[np.int32], NDArray[np.bool_]]  # ids of a row, and whether each counts in the loss
 
 _BATCH = 1024  # conversations tokenized at a time
 _PROMPT_CHARS = 200  # maximum length of a plain-text prompt
@@ -56,6 +60,15 @@ def check_template(model_dir: Path, settings: Settings) -> None:
             f"{settings.model} has no chat template: {family} models are published with Python code instead.",
             "Set chat_template; docs/models.md has one for chats without tools and reasoning.",
         )
+
+
+def leave_out_torch(settings: Settings) -> None:
+    """Import transformers without torch in this process, which then loads no model, if the settings allow it.
+
+    Image processors need torch, and the code of a model's folder may need it.
+    """
+    if settings.vision is None and not settings.trust_remote_code:
+        import_transformers_without_torch()
 
 
 def load_tokenizer(model_dir: Path, settings: Settings) -> Any:
@@ -99,9 +112,6 @@ def pad_id_of(tokenizer: Any) -> int:
 
 
 Rendered = TypeVar("Rendered")
-Tokens = tuple[
-    NDArray[np.int32], NDArray[np.bool_]
-]  # token ids of a row, and whether each counts in the loss
 
 
 @dataclass(kw_only=True, slots=True)
@@ -161,6 +171,8 @@ def _tokenize(
     limit: TextLimit | None = None,
 ) -> Iterator[Tokens]:
     """Tokenize one batch of conversations (:func:`tokenize`)."""
+    import numpy as np  # imported here: most processes that import this module tokenize nothing
+
     turn_end = _TurnEnd(tokenizer)
     template_marks = _marks_answers(tokenizer)
     turns_by_row = [_turns_to_mask(item, train_on_prompt, last_turn_only) for item in conversations]

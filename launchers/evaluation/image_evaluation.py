@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from launchers.base.imports import collector_paused
 from launchers.evaluation.held_out import Score
 from launchers.images import clip_score, drawing
-from launchers.precompute.latents import Encoders, Latent
 
 if TYPE_CHECKING:
     import torch
@@ -63,6 +62,8 @@ def measure(
     """
     if data is None:
         return None, None, ()
+    from launchers.precompute.latents import Encoders  # slow to import, and of image models only
+
     count = min(rows, len(data))
     encoders = Encoders(base_dir, device)
     tensors = encoders.encode(data, range(count))
@@ -109,6 +110,7 @@ def _score(pipeline: Any, data: PreparedImages, encoded: dict[str, torch.Tensor]
     import torch
 
     from launchers.engines.loop.images import QUARTERS, NoiseSchedule, noise_errors, noisy_quarters
+    from launchers.precompute.latents import Latent
 
     schedule, scale = NoiseSchedule(dict(pipeline.scheduler.config)), pipeline.vae.config.scaling_factor
     summed = torch.zeros(len(QUARTERS), dtype=torch.float64)

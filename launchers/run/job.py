@@ -15,7 +15,6 @@ from estimator.errors import UserError
 from estimator.job import Job
 from estimator.models import DiffusionSpec, ModelSpec
 from estimator.plan import Plan
-from estimator.planning.row_lengths import predict_for_rows
 from estimator.setup import Answers, LlamaAdapter
 from estimator.vocabulary import ENGINES, LAUNCHED_ENGINES, TASKS, LaunchedEngine, RequestedEngine
 from launchers import engines
@@ -135,6 +134,8 @@ def predict_for_data(plan: Plan, settings: Settings, spec: ModelSpec, data: Prep
     task = TASKS[settings.task]
     if data.packed or task.draws_answers or task.images:
         return plan
+    from estimator.planning.row_lengths import predict_for_rows  # slow to import, rarely needed
+
     return predict_for_rows(plan, build_job(settings, spec, steps=None), data.longest_row)
 
 

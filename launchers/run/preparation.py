@@ -24,9 +24,6 @@ from estimator.job import Job, Target
 from estimator.models import DiffusionSpec, ModelRef, ModelSource, ModelSpec, untried
 from estimator.option_names import option_name
 from estimator.plan import Plan
-from estimator.planning import planner
-from estimator.planning.job_settings import changed_settings
-from estimator.planning.search import precision_of
 from estimator.terminal import print
 from estimator.vocabulary import TASKS
 from launchers import run_config
@@ -62,6 +59,8 @@ class PlannedRun:
 
 def best_plan(job: Job, target: Target, corrections: Calibration | None) -> Plan:
     """Return the planner's first choice."""
+    from estimator.planning import planner  # slow to import, and tasks of a run do not plan
+
     return planner.plan(job, target, calibration=corrections)
 
 
@@ -169,6 +168,9 @@ def check_matches(plan: Plan | None, settings: Settings, spec: ModelSpec) -> Pla
 
 def _differences(plan: Plan, settings: Settings, spec: ModelSpec) -> Iterator[tuple[str, object, object]]:
     """Iterate over (name, requested value, planned value) of settings that differ from the plan."""
+    from estimator.planning.job_settings import changed_settings
+    from estimator.planning.search import precision_of
+
     layout = plan.layout
     planned: dict[str, object] = {
         "method": plan.method,

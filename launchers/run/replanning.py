@@ -11,14 +11,17 @@ import dataclasses
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from estimator.errors import UserError
 from estimator.models import ModelSpec
 from estimator.plan import Plan
-from estimator.planning.next_plan import NextPlan, after_out_of_memory
 from launchers.run.job import build_job
 from launchers.settings import Settings
 from launchers.store.bundles import Storage
+
+if TYPE_CHECKING:
+    from estimator.planning.next_plan import NextPlan
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,6 +44,8 @@ class Replanning:
         for number in range(attempt, -1, -1):
             try:
                 values = json.loads(self.storage.get_bytes(self._key(number)))
+                from estimator.planning.next_plan import NextPlan  # slow to import, and rarely needed
+
                 yield NextPlan(**{**values, "plan": Plan.from_json(values["plan"])})
             except (FileNotFoundError, ValueError, TypeError, KeyError):  # noqa: PERF203
                 continue
@@ -111,6 +116,8 @@ def plan_after_out_of_memory(
 
     ``failed``: plan of the failed attempt. ``other_machines``: whether a retry can request another GPU.
     """
+    from estimator.planning.next_plan import after_out_of_memory
+
     try:
         job = build_job(settings, spec, steps=None)
         next_plan = after_out_of_memory(failed, job, attempt=attempt, other_machines=other_machines)

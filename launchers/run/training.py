@@ -20,7 +20,6 @@ from launchers.gang.departure import NO_GRACE, Grace
 from launchers.gang.failures import GangFailed
 from launchers.gang.job import TrainJob
 from launchers.gang.node import run_node
-from launchers.precompute import latents
 from launchers.report.evaluations import (
     HeldOutLoss,
     describe_export,
@@ -201,6 +200,8 @@ def with_reference(job: TrainJob, address: NodeAddress, store: Storage, work: Pa
     images = TASKS[job.settings.task].images
     if not images and not reference.is_needed(job):
         return job
+    from launchers.precompute import latents  # slow to import, and for images only
+
     precompute = latents.precompute if images else reference.precompute
     job = replace(job, reference=precompute(job, address, store, work / "reference"))
     if not job.evaluates:

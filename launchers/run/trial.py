@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from estimator.errors import UserError
 from estimator.formatting import format_bytes
 from estimator.plan import Counted, Plan
-from estimator.planning.trials import trial_plans
 from estimator.terminal import print
 from launchers.cluster.endpoint import NodeAddress
 from launchers.dataset.prepared import Prepared
@@ -118,6 +117,8 @@ def run_trials(
     GangFailed
         Every plan ran out of memory; a retry then uses a plan that needs less.
     """
+    from estimator.planning.trials import trial_plans  # slow to import, and most runs have no trial
+
     planned = build_job(job.settings, job.model.spec, steps=None)
     data = Prepared(job.data_dir)
     plans = [

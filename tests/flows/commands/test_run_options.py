@@ -9,7 +9,7 @@ from estimator.errors import UserError
 from flows.commands.flow_commands import flow_class
 from flows.commands.run_help import help_page
 from flows.commands.run_options import OF_METAFLOW
-from flows.finetune.planning import FLAGS
+from flows.finetune.flags import FLAGS
 from launchers import settings
 from launchers.settings.options import setting_options, translate
 

@@ -1,4 +1,4 @@
-"""Planning: from flags to settings to a plan, and refusals."""
+"""Planning: from parameters to a plan, and refusals."""
 
 from __future__ import annotations
 
@@ -16,37 +16,14 @@ from estimator import calibration
 from estimator.errors import UserError
 from estimator.hardware.cluster import Cluster
 from flows.cluster_check import gate
-from flows.finetune import artifacts, planning
+from flows.finetune import artifacts, flags, planning
 from flows.finetune.planning import Backend
-from launchers import settings
 from tests.estimator.planning.test_clusters import nodes_of
 from tests.flows.cluster_check.test_gate import checked, healthy
 from tests.lab.configs import config
 
 PARAMETERS = {"model": "tiny-llama", "global_batch_size": 8}
 Usage = namedtuple("Usage", "total used free")
-
-
-def test_flags_override_the_file_and_set_overrides_both() -> None:
-    chosen = planning.settings_from(
-        {"seed": 1, "epochs": 2, "global_batch_size": 4},
-        {"epochs": 3, "global_batch_size": 6, "set": ("global_batch_size=8",)},
-    )
-    assert (chosen.seed, chosen.epochs, chosen.global_batch_size) == (1, 3, 8)
-
-
-def test_an_empty_flag_does_not_override_the_file() -> None:
-    chosen = planning.settings_from({"optimizer": {"lr": 1e-4}}, {"lr": "", "nodes": None})
-    assert chosen.optimizer.lr == 1e-4
-
-
-def test_trackers_may_be_given_with_commas() -> None:
-    assert planning.settings_from({}, {"tracker": "tensorboard, wandb"}).tracker == ("tensorboard", "wandb")
-
-
-def test_every_flag_is_a_setting() -> None:
-    names = settings.dotted_names()
-    assert [name for name in planning.FLAGS.values() if name not in names] == []
 
 
 def test_a_plan_for_a_local_dataset_has_its_number_of_steps_and_reads_all_rows(dataset: Path) -> None:
@@ -152,9 +129,9 @@ def test_from_catalogue_is_a_flag_without_a_value_and_a_setting(
 ) -> None:
     in_file = {"resources": {"from_catalogue": True}}
     for values, meant in (({}, False), ({"from_catalogue": True}, True)):
-        assert planning.settings_from({}, values).resources.from_catalogue is meant
-        assert planning.settings_from(in_file, values).resources.from_catalogue
-    assert planning.settings_from(in_file, {"from_catalogue": False}).resources.from_catalogue
+        assert flags.settings_from({}, values).resources.from_catalogue is meant
+        assert flags.settings_from(in_file, values).resources.from_catalogue
+    assert flags.settings_from(in_file, {"from_catalogue": False}).resources.from_catalogue
     cluster[0] = UserError("Nobody is to be asked.")
     planning.plan_from_parameters({**ON_CLUSTER, "from_catalogue": True}, "kubernetes")
     assert "--from-catalogue" in capsys.readouterr().err

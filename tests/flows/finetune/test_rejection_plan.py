@@ -28,16 +28,6 @@ def functions(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_flags_of_the_flow_are_settings() -> None:
-    chosen_settings = planning.settings_from({}, {"score": "a.py:f", "answers": 8})
-    assert (chosen_settings.rejection.score, chosen_settings.rejection.answers) == ("a.py:f", 8)
-
-
-def test_a_single_answer_per_prompt_is_refused() -> None:
-    with pytest.raises(UserError, match=r"rejection\.answers = 1: should be greater than or equal to 2"):
-        planning.settings_from({}, {"score": "a.py:f", "answers": 1})
-
-
 def test_a_run_without_a_scorer_is_refused() -> None:
     with pytest.raises(UserError, match="There is no scorer for the answers"):
         rejection_plan.check(settings.build({}))

@@ -1,13 +1,33 @@
-"""Garbage collection is paused while large packages are imported."""
+"""Imports of large packages: the paused garbage collector, transformers without torch."""
 
 from __future__ import annotations
 
 import gc
+import json
+import subprocess
+import sys
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 
 from launchers.base.imports import collector_paused
+from launchers.base.tokenizer import tokenizer_in
+from launchers.models import tiny_llama
+
+# Prints the tokens of a text, whether torch was imported for them, and a sum by torch
+_TOKENIZES = """
+import json, sys
+from pathlib import Path
+from launchers.base.imports import import_transformers_without_torch
+from launchers.base.tokenizer import tokenizer_in
+
+import_transformers_without_torch()
+tokens = tokenizer_in(Path(sys.argv[1]))("Wait, 12 résumés?").input_ids
+before = "torch" in sys.modules
+import torch
+print(json.dumps({"tokens": tokens, "before": before, "sum": torch.ones(2).sum().item()}))
+"""
 
 
 def test_the_collector_is_paused_and_resumed_even_if_an_import_fails() -> None:
@@ -27,3 +47,15 @@ def test_a_collector_that_was_already_stopped_stays_stopped() -> None:
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+def test_a_tokenizer_without_torch_gives_the_same_tokens_and_torch_can_be_imported_later(
+    tmp_path: Path,
+) -> None:
+    folder = tiny_llama.make(tmp_path / "tiny")
+    result = subprocess.run(
+        [sys.executable, "-c", _TOKENIZES, str(folder)], capture_output=True, text=True, check=True
+    )
+    expected = {"tokens": tokenizer_in(folder)("Wait, 12 résumés?").input_ids, "before": False, "sum": 2.0}
+    assert json.loads(result.stdout) == expected
+    assert result.stderr == ""

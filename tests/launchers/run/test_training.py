@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from estimator.planning import trials
 from launchers.cluster.endpoint import NodeAddress, Secret
 from launchers.dataset.prepared import Prepared
 from launchers.gang.failures import Failure, GangFailed
@@ -166,7 +167,7 @@ def test_all_nodes_use_the_fastest_of_the_measured_plans(
     job = dataclasses.replace(job, settings=job.settings.model_copy(update={"trial": 3}))
     layouts = [dataclasses.replace(job.plan.layout, micro_batch_size=size) for size in (4, 2, 1)]
     tried = [dataclasses.replace(job.plan, layout=layout) for layout in layouts]
-    monkeypatch.setattr(trial, "trial_plans", lambda *_: tuple(tried))
+    monkeypatch.setattr(trials, "trial_plans", lambda *_: tuple(tried))
     runs_of, results = [], []
 
     def run_node(job: TrainJob, address: NodeAddress, *, on_event: Callable[[Step], None]) -> None:
