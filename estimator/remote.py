@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _TOKEN_VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+_HUB_PAGE = re.compile(
+    r"https?://(?:www\.)?huggingface\.co/(?:datasets/)?([\w.-]+/[\w.-]+)(?:/(?:viewer|tree)(?:/.*)?)?/?"
+)
 
 
 def hub() -> Any:
@@ -31,6 +35,12 @@ def hub() -> Any:
             "pip install 'metaflow-finetune[train]'",
         ) from None
     return huggingface_hub
+
+
+def hub_id_of_page(address: str) -> str | None:
+    """Return the id (org/name) of the repository whose page on the Hub has this address, if it is one."""
+    match = _HUB_PAGE.fullmatch(address)
+    return match[1] if match else None
 
 
 def log_requests(client: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import re
@@ -117,10 +118,21 @@ class Commands(TyperGroup):
         except KeyboardInterrupt:
             raise SystemExit(INTERRUPTED) from None
         except BrokenPipeError:
-            # Buffered output would raise again when Python exits
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _discard_output()
             raise SystemExit(PIPE_CLOSED) from None
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            logs.show_traceback(error)
+            _discard_output()
+            place = error.filename or "the output or a file"
+            _fail(f"{error.strerror}, for {place}.\nFree space there, then run again.", USER_ERROR_STATUS)
         return result
+
+
+def _discard_output() -> None:
+    """Redirect standard output to nowhere: buffered output would raise again when Python exits."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _log_level_first(args: list[str]) -> list[str]:

@@ -94,6 +94,8 @@ def planned_only(job: Job, processes: int = 1) -> str | None:
 
 def unsupported_gpu(job: Job, gpu: Gpu) -> str | None:
     """Return the reason why a job cannot run on this GPU; None if it can, or if that is unknown."""
+    if job.precision.startswith("bf16") and gpu.dtypes and not gpu.bf16:
+        return f"--precision {job.precision}: {gpu.name} computes no bf16"
     if job.fp8 == "none" or gpu.compute_capability is None:
         return None
     major, minor = FP8_CAPABILITY[job.fp8]
@@ -101,7 +103,7 @@ def unsupported_gpu(job: Job, gpu: Gpu) -> str | None:
     if capability >= (major, minor):
         return None
     return (
-        f"{job.fp8} needs GPUs of compute capability {major}.{minor} or above, and {gpu.name} has "
+        f"--fp8: {job.fp8} needs GPUs of compute capability {major}.{minor} or above, and {gpu.name} has "
         f"{gpu.compute_capability}"
     )
 
@@ -110,7 +112,8 @@ def refuse_gpu(job: Job, gpu: Gpu) -> None:
     """Raise UserError if :func:`unsupported_gpu` returns a reason."""
     reason = unsupported_gpu(job, gpu)
     if reason is not None:
-        raise UserError(f"--fp8: {reason}.", "Leave --fp8 out, or ask for another GPU, as H100.")
+        option = reason.split(maxsplit=1)[0].rstrip(":")
+        raise UserError(f"{reason}.", f"Leave {option} out, or ask for another GPU, such as H100.")
 
 
 def jobs_by_engine(job: Job) -> list[Job]:

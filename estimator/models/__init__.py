@@ -98,6 +98,13 @@ def locate(name: str) -> ModelSource:
         return ModelSource(kind="folder", name=name, location=str(folder.resolve()))
     if _HUB_ID.fullmatch(name):
         return ModelSource(kind="hub", name=name, location=name)
+    if "://" in name:
+        repository = remote.hub_id_of_page(name)
+        advice = "Give a Hugging Face id (org/name), a folder, or s3://bucket/prefix."
+        raise UserError(
+            f"Model {name} is an address that cannot be read.",
+            advice if repository is None else f"Use --model {repository}",
+        )
     raise UserError(f"There is no model directory {name}.", "finetune models shows the known names.")
 
 

@@ -129,6 +129,9 @@ def _hypothetical_nodes(target: Target, goals: Goals) -> list[Place]:
     machine = target.cloud or target.instance_type or goals.clouds or goals.instance_types or goals.spot
     if target.gpu is None or machine:
         return []
+    gpus = [gpu for gpu in hardware.gpus_called(target.gpu) if gpu.vendor == "nvidia"]
+    for gpu in gpus:
+        _check_board_size(gpu, target.gpus or 1)
     return [
         Place(
             name="",
@@ -142,9 +145,18 @@ def _hypothetical_nodes(target: Target, goals: Goals) -> list[Place]:
             max_nodes=target.nodes or goals.max_nodes or 1,
             notes=("your own hardware: price, CPUs, memory and network are unknown",),
         )
-        for gpu in hardware.gpus_called(target.gpu)
-        if gpu.vendor == "nvidia"
+        for gpu in gpus
     ]
+
+
+def _check_board_size(gpu: Gpu, per_node: int) -> None:
+    """Raise UserError for more GPUs per node than any instance type connects by NVLink."""
+    largest = max((item.gpu_count for item in hardware.instances() if item.gpu == gpu.name), default=per_node)
+    if gpu.interconnect.startswith("NVLink") and per_node > largest:
+        raise UserError(
+            f"--gpus {per_node} is per node; instance types with {gpu.name} have at most {largest}.",
+            f"Use --gpus {largest} --nodes {-(-per_node // largest)}, or describe the node: --hardware FILE.",
+        )
 
 
 def _instances(target: Target, goals: Goals, names: tuple[str, ...]) -> list[Instance]:

@@ -84,7 +84,8 @@ def _column_for(key: str, names: Sequence[str], row: Mapping[str, Any]) -> str |
     """Return the column whose name is a synonym of the key or similar to it, and whose value fits."""
     meaning = _ALIASES.get(key, key)
     lower = {name.lower(): name for name in names}
-    candidates = [lower[synonym] for synonym in _SYNONYMS.get(meaning, ()) if synonym in lower]
+    names_in_use = (key, meaning, *_SYNONYMS.get(meaning, ()))
+    candidates = [lower[name] for name in names_in_use if name in lower]
     candidates += close_matches(key, names, cutoff=_CUTOFF)
     return next((name for name in candidates if _has_supported_type(meaning, row[name])), None)
 

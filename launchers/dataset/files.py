@@ -34,6 +34,7 @@ _SAVED_BATCH = 100  # rows
 _SAVED = "state.json"  # identifies a save_to_disk folder with one split; several: dataset_dict.json
 _CHUNK = 1 << 20  # characters of a JSON list read at a time
 _TOO_LARGE = f"its lists have more than {BATCH_BYTES // 2**20} MiB of text"
+_DECLARED_SEPARATOR = re.compile(r"sep=([,;\t|])\s*")  # first line of some exports, read by Excel
 _BLANK = re.compile(r"[ \t\r\n]*")
 # An error this near to the end of the buffer may be caused by a value that continues after it
 _TAIL_CHARS = 16
@@ -168,6 +169,25 @@ class _TextFile(Rows):
         return position / max(1, self.path.stat().st_size)
 
 
+def _undecodable_line(path: Path) -> tuple[int, BadRow]:
+    """Return the first line that is not UTF-8, as a bad row with its number."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            position = _undecodable_byte(line)
+            if position is not None:
+                return number, BadRow(f"{NOT_UTF_8} (byte {position})")
+    raise UserError(f"Dataset {path} changed while it was read.", "Run again.")
+
+
+def _undecodable_byte(line: bytes) -> int | None:
+    """Return the position of the first byte that is not UTF-8, counted from 1; None if there is none."""
+    try:
+        line.decode()
+    except UnicodeDecodeError as error:
+        return error.start + 1
+    return None
+
+
 class _Json(_TextFile):
     """JSON list, or consecutive JSON values; reading ends at the first syntax error."""
 
@@ -179,8 +199,9 @@ class _Json(_TextFile):
             except json.JSONDecodeError as error:
                 line = self._cursor.line_of(error.pos)
                 yield self._number, BadRow(f"not JSON ({error.msg}, line {line})")
-            except UnicodeDecodeError as error:
-                yield self._number, BadRow(f"{NOT_UTF_8} ({error.reason})")
+            except UnicodeDecodeError:
+                self.unit = "line"
+                yield _undecodable_line(self.path)
             except _Unusable as error:
                 yield self._number, BadRow(str(error))
             except (RecursionError, DeepError):
@@ -286,18 +307,22 @@ class _Csv(_TextFile):
         try:
             with self.path.open(encoding="utf-8-sig", newline="") as self._file:
                 header = self._file.readline()
-                self._file.seek(0)
-                rows = csv.reader(self._file, delimiter=self._delimiter(header), strict=True)
+                declared = _DECLARED_SEPARATOR.fullmatch(header)
+                if declared is None:
+                    self._file.seek(0)
+                delimiter = self._delimiter(header) if declared is None else declared[1]
+                skipped = int(declared is not None)
+                rows = csv.reader(self._file, delimiter=delimiter, strict=True)
                 columns = self._parse_header(next(rows, []))
-                number = rows.line_num + 1
+                number = skipped + rows.line_num + 1
                 for cells in rows:
                     if cells:
                         yield number, self._row(columns, cells)
-                    number = rows.line_num + 1
+                    number = skipped + rows.line_num + 1
         except csv.Error as error:
             yield number, BadRow(f"not CSV ({error})")
-        except UnicodeDecodeError as error:
-            yield number, BadRow(f"{NOT_UTF_8} ({error.reason})")
+        except UnicodeDecodeError:
+            yield _undecodable_line(self.path)
 
     def _delimiter(self, header: str) -> str:
         if self.path.suffix.lower() == ".tsv":
@@ -314,7 +339,8 @@ class _Csv(_TextFile):
     @staticmethod
     def _row(columns: list[str], cells: list[str]) -> Any:
         if len(cells) != len(columns):
-            return BadRow(f"{len(cells)} fields, but the first line names {len(columns)}")
+            fields = "1 field" if len(cells) == 1 else f"{len(cells)} fields"
+            return BadRow(f"{fields}, but the header names {len(columns)}")
         return {name: cell for name, cell in zip(columns, cells, strict=True) if cell}
 
 
@@ -353,7 +379,10 @@ class _Parquet(Rows):
                         yield number, row
         except (OSError, ValueError, pyarrow.ArrowException) as error:
             reason = str(error).strip().partition("\n")[0]
-            raise UserError(f"Dataset {self.path} cannot be read as Parquet: {reason}") from None
+            raise UserError(
+                f"Dataset {self.path} cannot be read as Parquet: {reason}",
+                "Write or download the file again.",
+            ) from None
 
     def share(self) -> float:
         return self._share

@@ -242,6 +242,8 @@ def _missing_keys(row: Fields) -> BadRow:
     """Build the error for a row in no supported format: the keys that it lacks, or that are misspelled."""
     if not row:
         return BadRow("an empty object")
+    if row.has("chosen") and row.has("rejected"):
+        return PreferencePair("`chosen` and `rejected` are a preference pair, not an answer")
     null = next((key for key in _KNOWN_KEYS if key in row and not row.has(key)), None)
     if null is not None:
         return BadRow(f"`{null}` is empty (null)")
@@ -281,35 +283,41 @@ def _describe_unused(path: Path, unused: Counter[str]) -> str:
     return f"Dataset {path}: these keys are not used: {', '.join(named)}"
 
 
+class PreferencePair(BadRow):
+    """A row of preferences in a file that is read as chats."""
+
+
 class _Failures:
     """Bad rows of a file: their count, and the reasons of the first ones."""
 
     def __init__(self) -> None:
         self.count = 0
         self._first: list[tuple[int, str]] = []
-        self._unknown: UnknownColumns | None = None  # reason that all bad rows so far have in common
+        self._common: BadRow | None = None  # reason that all bad rows so far have in common
 
     def add(self, number: int, reason: BadRow) -> None:
         """Record the reason why a row is unusable."""
-        if not self.count and isinstance(reason, UnknownColumns):
-            self._unknown = reason
-        elif str(reason) != str(self._unknown):
-            self._unknown = None
+        if not self.count:
+            self._common = reason
+        elif str(reason) != str(self._common):
+            self._common = None
         self.count += 1
         if self.count <= SHOWN_BAD_ROWS:
             self._first.append((number, str(reason)))
 
     def error(self, path: Path, total: int, unit: str) -> UserError:
-        """Build the error that lists the bad rows; a single line if all of them lack the same columns."""
+        """Build the error that lists the bad rows; a single line if all rows have the same reason."""
         number, reason = self._first[0]
         advice = "" if not reason.startswith(NOT_UTF_8) else conversion_advice(path)
-        if self._unknown is not None:
-            advice = f"Name its columns: {self._unknown.option}"
+        if isinstance(self._common, UnknownColumns):
+            advice = f"Name its columns: {self._common.option}"
+        elif isinstance(self._common, PreferencePair):
+            advice = "Train on preferences: --task dpo (or orpo, simpo, reward)"
         if self.count == 1:
             return UserError(f"Dataset {path}, {unit} {number}: {reason}.", advice or "Fix or remove it.")
         problem = f"Dataset {path}: {self.count:,} of {total:,} rows cannot be used"
-        if self._unknown is not None:
-            return UserError(f"{problem}: {reason}.", advice)
+        if self._common is not None and (advice or self.count == total):
+            return UserError(f"{problem}: {reason}.", advice or "Fix or remove them.")
         lines = [f"  {unit} {number}: {reason}" for number, reason in self._first]
         if self.count > len(lines):
             lines.append(f"  and {self.count - len(lines):,} more")

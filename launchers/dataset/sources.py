@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any, Literal
@@ -95,6 +96,11 @@ def local_path(dataset: str) -> Path:
     """Return the path of a local dataset, or of its split; raises UserError if it does not exist."""
     name, split = split_of(dataset)
     path = Path(name).expanduser()
+    if "://" in name and not path.exists():
+        repository = remote.hub_id_of_page(name)
+        command = f"Download it: curl -fLO {shlex.quote(name)}" if name.startswith("http") else "Download it."
+        advice = command if repository is None else f"Use --dataset {repository}"
+        raise UserError(f"Dataset {name} is an address that cannot be read.", advice)
     if not path.exists():
         raise UserError(
             f"There is no dataset {path}.",
@@ -128,11 +134,11 @@ def _in_folder(folder: Path, split: str | None) -> Path:
         return next(iter(splits.values()))
     chosen = splits.get(split or SPLIT)
     if chosen is None:
-        content = f"has {', '.join(splits)}" if splits else "holds no rows"
-        example = f"{folder}#{next(iter(splits), SPLIT)}"
+        if not splits:
+            raise UserError(f"Dataset {folder} is a folder without rows.", f"Use {files.FORMS}.")
         raise UserError(
-            f"Dataset {folder} {content}, but no split {split or SPLIT}.",
-            f"Use one of them, e.g. {example}" if splits else f"Use {files.FORMS}.",
+            f"Dataset {folder} has {', '.join(splits)}, but no split {split or SPLIT}.",
+            f"Use one of them, e.g. {folder}#{next(iter(splits))}",
         )
     return chosen
 

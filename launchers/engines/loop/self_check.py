@@ -25,7 +25,8 @@ from launchers.engines.loop.model import dtype_of
 from launchers.gang.job import TrainJob
 
 Kernel = Literal["variable_length", "liger"]  # name of the setting
-TOLERANCE = 1e-2  # relative, in bf16
+# Relative, of norms in bf16. Correct kernels differ by up to 0.7 % (benchmarks.gpu_speed on an H200); a wrong one by far more
+TOLERANCE = 3e-2
 DOCUMENTS = (257, 60, 7)  # tokens; the first spans several of a kernel's blocks
 WINDOW = 32  # largest window of the comparison, so that it hides tokens of the documents
 LOSS_TOKENS = 8  # few, because Liger-Kernel adds up a 16-bit gradient of the weight token by token

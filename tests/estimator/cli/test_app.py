@@ -157,6 +157,21 @@ def test_a_closed_pipe_on_standard_output_is_not_an_error() -> None:
     assert done.stderr.strip() in ("status 0", "status 141")
 
 
+@pytest.mark.parametrize("words", [("plan", "--model", "tiny-llama", "--gpu", "L4"), ("gpus",)])
+def test_output_to_a_full_disk_ends_in_two_lines(words: tuple[str, ...]) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "estimator.cli.app", *words],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert "No space left on device, for the output or a file." in done.stderr
+    assert done.stderr.rstrip().endswith("Free space there, then run again.")
+
+
 def test_an_unexpected_exception_is_not_hidden(failing: list[BaseException]) -> None:
     failing.append(ZeroDivisionError("a bug"))
     assert isinstance(run("models").exception, ZeroDivisionError)

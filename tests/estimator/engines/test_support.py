@@ -219,6 +219,21 @@ def test_a_gpu_without_the_float8_recipe_is_refused_before_the_search(gpu: str, 
         plan(job, Target(kind="local", machine=machine))
 
 
+@pytest.mark.parametrize("precision", ["bf16", "bf16-mixed"])
+def test_bf16_is_refused_on_gpus_without_it_and_not_where_that_is_unknown(precision: str) -> None:
+    job = Job(model=find("llama-3.2-1b"), method="lora", engine="fsdp2", precision=precision)  # type: ignore[arg-type]
+    for gpu in ("T4", "V100 SXM2 16GB"):
+        with pytest.raises(UserError, match=rf"--precision {precision}: {gpu} computes no bf16") as error:
+            plan(job, replace(ANY, gpu=gpu))
+        assert "Leave --precision out" in error.value.advice
+        assert plan(replace(job, precision="auto"), replace(ANY, gpu=gpu)).layout.precision == "fp16-mixed"
+    machine = Machine(gpus=(("Tesla T4", 15 * 2**30),), cpu_cores=8, ram_bytes=2**37, disk_free_bytes=2**40)
+    with pytest.raises(UserError, match="computes no bf16"):
+        plan(job, Target(kind="local", machine=machine))
+    assert hardware.gpu("RTX PRO 4500").dtypes == ()
+    assert plan(job, replace(ANY, gpu="RTX PRO 4500")).layout.precision == precision
+
+
 def test_machines_without_the_float8_recipe_are_not_ranked() -> None:
     job = Job(model=find("llama-3.2-1b"), engine="fsdp2", fp8="rowwise")
     found = {each.request.gpu_type for each in plans(job, ANY).plans}

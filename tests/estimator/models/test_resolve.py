@@ -151,3 +151,13 @@ def test_names_of_unsupported_models_hide_no_model_of_the_table() -> None:
     for prefix, (nearest, _) in models._unsupported().items():
         assert models.known(nearest) or "/" in nearest
         assert prefix == models._normal(prefix)
+
+
+@pytest.mark.parametrize("suffix", ["", "/", "/tree/main"])
+def test_the_address_of_a_models_page_is_refused_with_the_models_id(suffix: str) -> None:
+    with pytest.raises(UserError, match=r"https://huggingface\.co/Qwen/Qwen3-8B") as error:
+        models.resolve(f"https://huggingface.co/Qwen/Qwen3-8B{suffix}")
+    assert error.value.advice == "Use --model Qwen/Qwen3-8B"
+    with pytest.raises(UserError, match=r"https://example\.com/model") as error:
+        models.resolve("https://example.com/model")
+    assert "folder" in error.value.advice

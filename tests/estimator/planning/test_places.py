@@ -167,3 +167,12 @@ def test_without_an_obstacle_the_planner_error_is_shown_without_other_machines()
     error = reported(FULL, cluster_of(nodes_of("g6e.xlarge", 2)))
     assert isinstance(error, CannotFit)
     assert error.example_plan is None
+
+
+def test_more_gpus_per_node_than_nvlink_connects_are_refused_with_the_number_of_nodes() -> None:
+    job = Job(model=find("llama-8b"), method="lora", global_batch_size=20)
+    with pytest.raises(UserError, match="instance types with H100 SXM have at most 8") as error:
+        plan(job, Target(kind="catalogue", gpu="H100 SXM", gpus=20))
+    assert "--gpus 8 --nodes 3" in error.value.advice
+    over_pcie = plan(job, Target(kind="catalogue", gpu="RTX 4090", gpus=10))
+    assert over_pcie.layout.world_size == 10

@@ -30,6 +30,7 @@ def error_of(read: Callable[[Path], Iterable[Any]], path: Path) -> UserError:
     [
         (rows.read, SQUAD, "prompt=question,response=answer"),
         (rows.read, {"query": "Why?", "Reply": "So."}, "prompt=query,response=Reply"),
+        (rows.read, {"Prompt": "Why?", "Completion": "So."}, "prompt=Prompt,response=Completion"),
         (rows.read, {"dialog": [{"role": "user", "content": "Hi"}]}, "messages=dialog"),
         (rows.read, {"dialog": '[{"role": "user", "content": "Hi"}]'}, "messages=dialog"),
         (rows.read, {"prompt": "Why?", "answer": "So."}, "completion=answer"),

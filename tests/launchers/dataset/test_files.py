@@ -1,5 +1,7 @@
 import csv
 import json
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +91,40 @@ def test_a_json_list_is_read_completely_wherever_its_blocks_end(
         assert [value for _, value in files.open_rows(path)] == rows
 
 
+@pytest.mark.parametrize("separator", [";", "\t", "|"])
+def test_a_csv_may_declare_its_separator_as_excel_reads_it(separator: str, tmp_path: Path) -> None:
+    path = tmp_path / "d.csv"
+    path.write_bytes(f"\ufeffsep={separator}\r\nid{separator}text\r\n1{separator}a, b\r\n2\r\n".encode())
+    good, (number, bad) = files.open_rows(path)
+    assert good == (3, {"id": "1", "text": "a, b"})
+    assert number == 4
+    assert isinstance(bad, files.BadRow)
+
+
+@pytest.mark.parametrize("kind", ["gzip", "bzip2", "xz", "zstd", "UTF-16", "latin-1"])
+def test_a_file_to_convert_is_refused_with_the_command_that_converts_it(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = json.dumps({"text": "café"}, ensure_ascii=False)
+    (tmp_path / "my data").mkdir()
+    path = tmp_path / "my data" / "d.jsonl"
+    monkeypatch.chdir(tmp_path)
+    if kind in ("UTF-16", "latin-1"):
+        path.write_text(text, encoding=kind)
+    elif shutil.which(kind) is None:
+        pytest.skip(f"{kind} is not installed")
+    else:
+        path.write_text(text, encoding="utf-8")
+        packed = subprocess.run([kind, "-c", path], check=True, capture_output=True).stdout
+        path.write_bytes(packed)
+    with pytest.raises(UserError) as error:
+        list(read(path.relative_to(tmp_path)))
+    command = error.value.advice.partition(": ")[2].replace("ENCODING", "ISO-8859-1")
+    subprocess.run(["bash", "-c", command], check=True)
+    (converted,) = (other for other in path.parent.iterdir() if other != path)
+    assert [row.text for row in read(converted)] == ["café"]
+
+
 def test_errors_in_an_indented_json_list_name_the_line_of_the_row(tmp_path: Path) -> None:
     path = tmp_path / "d.json"
     path.write_text(json.dumps([{"text": "a"}, {"text": "b"}, {"texts": "c"}], indent=2))
@@ -110,12 +146,13 @@ def test_errors_in_an_indented_json_list_name_the_line_of_the_row(tmp_path: Path
         ("d.json", "[" * 100_000, "nested too deeply"),
         ("d.json", "[]", "d.json is empty"),
         ("d.csv", "text\n", "d.csv is empty"),
-        ("d.csv", "text,id\na,1\nb\n", "line 3: 1 fields, but the first line names 2"),
+        ("d.csv", "text,id\na,1\nb\n", "line 3: 1 field, but the header names 2"),
         ("d.csv", "text,text\na,b\n", "has two columns `text`"),
         ("d.csv", 'text\n"a\n', "line 2: not CSV ("),
         ("d.csv", "question,answer\na,b\n", "line 2: keys `question`, `answer`: none of"),
         ("d.csv", "messages\nHi\n", "line 2: `messages` is not a list"),
-        ("d.csv", b"text\ncaf\xe9\n", "not UTF-8"),
+        ("d.csv", b"text\na\ncaf\xe9\n", "line 3: not UTF-8 (byte 4)"),
+        ("d.json", b'[{"text": "a"},\n{"text": "caf\xe9"}]', "line 2: not UTF-8 (byte 14)"),
         ("d.parquet", "text", "d.parquet cannot be read as Parquet"),
         ("d.xlsx", b"PK\x03\x04\0\0", "d.xlsx is a zip archive, or a spreadsheet"),
         ("d.jsonl", b"\x28\xb5\x2f\xfd", "d.jsonl is compressed (zstd)"),

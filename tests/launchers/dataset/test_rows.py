@@ -105,6 +105,22 @@ def test_invalid_rows_are_counted_and_the_first_ten_listed(tmp_path: Path) -> No
     assert lines[10].strip() == "and 2 more"
 
 
+def test_rows_that_are_all_bad_for_one_reason_give_one_line(tmp_path: Path) -> None:
+    path = write(tmp_path / "data.jsonl", *['{"prompt": "2 + 2?", "completion": 4}'] * 12)
+    with pytest.raises(UserError) as error:
+        list(read(path))
+    assert error.value.problem.endswith("12 of 12 rows cannot be used: `completion` is not text but int.")
+    assert "\n" not in error.value.advice
+
+
+def test_preference_pairs_in_a_file_of_chats_name_the_task(tmp_path: Path) -> None:
+    pair = '{"prompt": "2 + 2?", "chosen": "4", "rejected": "5"}'
+    for rows in ([pair], [pair] * 3):
+        with pytest.raises(UserError, match="preference pair") as error:
+            list(read(write(tmp_path / "data.jsonl", *rows)))
+        assert "--task dpo" in error.value.advice
+
+
 def test_blank_lines_a_byte_order_mark_and_mixed_shapes_are_fine(tmp_path: Path) -> None:
     path = tmp_path / "data.jsonl"
     path.write_bytes(b'\xef\xbb\xbf{"text": "a"}\r\n\r\n  \n' + json.dumps(GOOD).encode())

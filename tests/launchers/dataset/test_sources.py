@@ -69,6 +69,22 @@ def test_a_missing_path_is_named(tmp_path: Path, dataset: str) -> None:
         fetch(dataset, tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("address", "advice"),
+    [
+        ("https://example.com/a b.jsonl", "Download it: curl -fLO 'https://example.com/a b.jsonl'"),
+        ("https://huggingface.co/datasets/org/name", "Use --dataset org/name"),
+        ("https://huggingface.co/datasets/org/name/viewer/default/train?p=1", "Use --dataset org/name"),
+        ("gs://bucket/a.jsonl", "Download it."),
+    ],
+)
+def test_an_address_is_refused_unchanged_with_what_to_use(tmp_path: Path, address: str, advice: str) -> None:
+    with pytest.raises(UserError) as error:
+        fetch(address, tmp_path)
+    assert f"Dataset {address} " in error.value.problem
+    assert error.value.advice == advice
+
+
 class TestFolders:
     @pytest.fixture
     def saved(self, tmp_path: Path) -> Path:
@@ -103,7 +119,7 @@ class TestFolders:
         for dataset, said in (
             (f"{saved}#test", "has train, validation, but no split test"),
             (f"{saved}/train#test", "is one split: there is no test in it"),
-            (f"{tmp_path}/empty", "holds no rows"),
+            (f"{tmp_path}/empty", "is a folder without rows"),
             (f"{tmp_path}/file#1.jsonl#train", "is a file: it has no split train"),
         ):
             with pytest.raises(UserError, match=said) as error:
