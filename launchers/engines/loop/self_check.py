@@ -25,7 +25,7 @@ from launchers.engines.loop.model import dtype_of
 from launchers.gang.job import TrainJob
 
 Kernel = Literal["variable_length", "liger"]  # name of the setting
-# Relative, of norms in bf16. Correct kernels differ by up to 0.7 % (benchmarks.gpu_speed on an H200); a wrong one by far more
+# Relative, of norms in bf16: correct kernels differ by up to 0.7 % (benchmarks.gpu_speed on an H200)
 TOLERANCE = 3e-2
 DOCUMENTS = (257, 60, 7)  # tokens; the first spans several of a kernel's blocks
 WINDOW = 32  # largest window of the comparison, so that it hides tokens of the documents
