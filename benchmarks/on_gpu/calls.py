@@ -1,12 +1,12 @@
 """Everything to measure on a GPU that is available for minutes, in order.
 
     python -m benchmarks.on_gpu.calls --minutes 9 --out "$OUT" --earlier benchmarks/results
-    python -m benchmarks.on_gpu.calls --dry-run     # the commands, on any machine
-    python -m benchmarks.on_gpu.calls --tiny        # rehearse each on the CPU
+    python -m benchmarks.on_gpu.calls --out "$OUT" --dry-run    # the commands, on any machine
+    python -m benchmarks.on_gpu.calls --out "$OUT" --tiny       # rehearse each on the CPU
 
 Each command has a time limit and writes its results to ``--out``. ``--earlier`` is a folder with results of
-earlier calls: they are copied to ``--out`` first, and what they have is not measured again. To keep the
-results, copy the files of ``--out`` to benchmarks/results.
+earlier calls: they are copied to ``--out`` first, and what they have is not measured again; commands that
+failed or were ended are repeated. To keep the results, copy the files of ``--out`` to benchmarks/results.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ CALLS = (
             *("--minutes", "{minutes}", "--out", "{out}/varying"),
         ),
         minutes=4,
-        tiny=(),
+        tiny=("--resolution", "0.2"),  # fewer runs per case
     ),
     Call(
         name="recompute",
