@@ -63,11 +63,8 @@ class RunConfig(Settings):
     """
     liger: bool
     compile: bool
-    automatic_choices: tuple[automatic.Choice, ...] = Field(default=(), exclude=True)
-    """Settings among packing, liger and compile that the user left ``auto``.
-
-    Not written to the settings file of a run.
-    """
+    automatic_choices: tuple[automatic.Choice, ...] = ()
+    """Settings among packing, liger and compile that the user left ``auto``. Not in a run's settings file."""
 
     def with_checkpoint_interval(self, total_steps: int, plan: Plan | None = None) -> RunConfig:
         """Resolve ``checkpoint_every`` for a run of ``total_steps``, unless the user has set it.

@@ -13,14 +13,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from estimator.calibration import speed as speeds
 from estimator.calibration.finished import VARIABLE, Finished, Records, Store
 from estimator.calibration.speed import RUNS_FOR_A_BOUND, SpeedCorrection, shrunk
 from estimator.plan import MemoryEstimate
 from estimator.setup import Setup
-from estimator.throughput import Speed
 from estimator.vocabulary import ENGINES, METHODS, Engine
+
+if TYPE_CHECKING:
+    from estimator.throughput import Speed
 
 __all__ = [
     "VARIABLE",

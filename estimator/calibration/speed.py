@@ -14,11 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
+from typing import TYPE_CHECKING
 
-from estimator import hardware, models, throughput
-from estimator.setup import Setup
-from estimator.throughput import Speed
 from estimator.vocabulary import Engine
+
+if TYPE_CHECKING:
+    from estimator.throughput import Speed
 
 # Weight of the formulas, in runs. A choice: one run moves an estimate by a third of the measured difference,
 # three runs by 60 %, twenty by 91 %.
@@ -104,6 +105,9 @@ def formulas(engine: Engine, method: str) -> str:
 
     A hash of a few predictions, as :func:`estimator.calibration.formulas` for memory.
     """
+    from estimator import hardware, models, throughput
+    from estimator.setup import Setup
+
     base_method = method.removeprefix("q") if method.startswith("q") else method
     sharding = "zero3" if engine == "deepspeed" else "fsdp"
     rates = []

@@ -84,7 +84,6 @@ class TrainJob(WorkFolder):
         values = {k: str(v) if isinstance(v, Path) else v for k, v in values.items()}
         values["evaluations"] = [evaluation.to_dict() for evaluation in self.evaluations]
         values |= {"plan": self.plan.to_dict(), "settings": self.settings.model_dump(mode="json")}
-        values["settings"]["automatic_choices"] = self.settings.automatic_choices
         values["model"] = self.model.to_dict()
         return self.write(values)
 

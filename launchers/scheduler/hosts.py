@@ -36,7 +36,7 @@ from launchers.settings import Settings
 
 # Settings that may change when a run is resumed; those of the data are part of its fingerprint
 _FREE = {"resources", "evaluation", "tracker", "output_dir", "keep_checkpoints", "checkpoint_every"}
-_FREE |= {"harness", "export", "dataset", "micro_batch_size", "activation_checkpointing"}
+_FREE |= {"harness", "export", "dataset", "micro_batch_size", "activation_checkpointing", "automatic_choices"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -204,7 +204,7 @@ def attention_errors(
         return varlen.attention(None, query, key, value, None, **options)[0]
 
     def by_reference(*tensors: torch.Tensor) -> torch.Tensor:
-        parts = zip(*(torch.split(each, documents, dim=2) for each in tensors[:3]), strict=True)
+        parts = zip(*(torch.split(each, list(documents), dim=2) for each in tensors[:3]), strict=True)
         return torch.cat([_plain_attention(shape, *part, *tensors[3:]) for part in parts], dim=1)
 
     return _errors(by_kernel, by_reference, inputs, weight, names)

@@ -25,7 +25,7 @@ from launchers.dataset import batches
 from launchers.dataset.batches import collate, summed_cross_entropy
 from launchers.engines.fsdp2 import kernels
 from launchers.engines.loop import head, sinks, varlen, wide_heads
-from tests.launchers.engines.loop import test_varlen
+from tests.launchers.engines.loop import varlen_models
 
 DEVICE = "fake_gpu"
 TOKENS, HEADS, KEY_HEADS = 40, 4, 2
@@ -53,7 +53,7 @@ def forward_pass(network: Any, *, per_token: bool = False) -> None:
     varlen.use(network)
     if per_token:
         head.put_in(network, per_token=True)
-    batch = collate(test_varlen.packed_rows(), 0, batches.TOKEN_MULTIPLE)
+    batch = collate(varlen_models.packed_rows(), 0, batches.TOKEN_MULTIPLE)
     with FakeTensorMode(), torch.no_grad():
         _fake_pass(moved(network), batch, per_token=per_token)
 
@@ -145,7 +145,7 @@ def in_fake_mode(function: Callable[..., None], *arguments: Any) -> None:
 
 
 def _network(family: str) -> Any:
-    return test_varlen.network_of(family).to(torch.bfloat16)
+    return varlen_models.network_of(family).to(torch.bfloat16)
 
 
 def forward_pass_of(family: str) -> None:

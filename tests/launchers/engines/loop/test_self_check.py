@@ -23,7 +23,7 @@ from launchers.engines.loop.self_check import AttentionShape, attention_errors, 
 from launchers.gang.job import TrainJob
 from launchers.report import telemetry
 from tests.launchers.engines import ranks
-from tests.launchers.engines.loop import runs, test_varlen, varlen_kernel
+from tests.launchers.engines.loop import runs, varlen_kernel, varlen_models
 
 CPU = torch.device("cpu")
 SHAPES = (
@@ -187,7 +187,7 @@ def test_a_fused_loss_that_differs_from_torchs_is_not_used(
 def test_the_checked_shapes_are_those_of_the_models_blocks(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    network, called = test_varlen.network_of(family), set[AttentionShape]()
+    network, called = varlen_models.network_of(family), set[AttentionShape]()
     network.save_pretrained(tmp_path)
     original = varlen.attention
 
@@ -207,7 +207,7 @@ def test_the_checked_shapes_are_those_of_the_models_blocks(
 
     monkeypatch.setattr(varlen, "attention", recorded)
     varlen.use(network)
-    network(**collate(test_varlen.packed_rows(), 0, batches.TOKEN_MULTIPLE).inputs, use_cache=False)
+    network(**collate(varlen_models.packed_rows(), 0, batches.TOKEN_MULTIPLE).inputs, use_cache=False)
     assert set(attention_shapes(models.resolve(str(tmp_path)).spec)) == called
 
 

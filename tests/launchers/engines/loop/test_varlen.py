@@ -16,34 +16,20 @@ from estimator.engines.varlen import FAMILIES, HEAD_DIM_MULTIPLE, LARGEST_HEAD_D
 from estimator.setup import Setup
 from launchers.dataset import batches
 from launchers.dataset.batches import collate, collate_pairs, summed_cross_entropy
-from launchers.dataset.prepared import IGNORE, Prepared, Row
+from launchers.dataset.prepared import IGNORE, Prepared
 from launchers.engines.loop import model as loop_model
 from launchers.engines.loop import varlen
 from launchers.engines.loop.recompute import recompute
 from launchers.engines.loop.tasks import text_task_of
 from tests.launchers.engines.counting import Counting
 from tests.launchers.engines.loop import families, runs, varlen_kernel
-
-DOCUMENTS = runs.documents(5, seed=3)
-WINDOW = 6  # shorter than the documents
-WIDE = {"gemma4_text": {"global_head_dim": 264}}  # for the kernel of wide heads
+from tests.launchers.engines.loop.varlen_models import DOCUMENTS, WIDE, WINDOW, network_of, packed_rows
 
 
 @pytest.fixture
 def _kernel() -> Iterator[None]:
     with varlen_kernel.registered():
         yield
-
-
-def network_of(family: str) -> Any:
-    """Return a family's tiny model with windows shorter than the documents, and heads wider than 256."""
-    window = families.FAMILIES[family].get("sliding_window")
-    values: dict[str, Any] = {"sliding_window": WINDOW} if window else {}
-    return families.network(family, **values, **WIDE.get(family, {})).train()
-
-
-def packed_rows() -> list[Row]:
-    return [runs.joined(DOCUMENTS[:3]), runs.joined(DOCUMENTS[3:])]
 
 
 def step(network: Any, batch: batches.MicroBatch) -> tuple[float, dict[str, torch.Tensor]]:
