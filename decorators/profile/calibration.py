@@ -61,6 +61,7 @@ def finished(
     if peak is None or measured.node != 0 or measured.steps < MIN_STEPS:
         return None
     memory = plan.prediction.memory.uncorrected or plan.prediction.memory
+    rate = comparable_speed(plan, measured) if speed_formulas else None
     reserved = [rank.reserved_peak_bytes for rank in measured.ranks if rank.reserved_peak_bytes]
     allocated = [rank.allocated_peak_bytes for rank in measured.ranks if rank.allocated_peak_bytes]
     return Finished(
@@ -81,9 +82,9 @@ def finished(
         allocated_bytes=max(allocated, default=None),
         checkpoint_bytes=plan.prediction.checkpoint_bytes,
         checkpoint_seconds=measured.checkpoint_seconds,
-        measured_tokens_per_second=comparable_speed(plan, measured) if speed_formulas else None,
-        predicted_tokens_per_second=_predicted_speed(plan) if speed_formulas else None,
-        speed_formulas=speed_formulas,
+        measured_tokens_per_second=rate,
+        predicted_tokens_per_second=None if rate is None else _predicted_speed(plan),
+        speed_formulas="" if rate is None else speed_formulas,
         torch=_torch_version(),
         date=date,
         run=run,

@@ -163,7 +163,7 @@ def _job(folder: Path, cell: Cell) -> TrainJob:
         micro=(DOCUMENTS // 2 if data == "texts" else DOCUMENTS) // cell.nodes,
         engine=cell.engine,
         sharding=SHARDINGS[cell.engine][cell.nodes - 1],
-        settings=settings.model_dump(mode="json", exclude={"checkpoint_every"}),
+        settings=settings.model_dump(mode="json", exclude={"checkpoint_every", "automatic_choices"}),
         checkpoint_every=CHECKPOINT,
     )
 
