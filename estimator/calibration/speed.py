@@ -1,7 +1,7 @@
 """Correct predicted speed by finished runs on the same GPU.
 
-Two factors multiply: one of the GPU, from all its runs, because a power limit or a slow host slows every
-engine alike; and one of the engine and method, from their runs relative to the first. An engine without runs
+Two factors multiply: one of the GPU, from all its runs, because a power limit or a slow host slows
+every engine; and one of the engine and method, from their runs relative to the first. An engine without runs
 is corrected by the first factor, so that a measured engine does not look slower than the others only because
 it was measured.
 """
@@ -73,8 +73,8 @@ def shrunk(ratios: Sequence[float]) -> float:
 def apply(speed: Speed, correction: SpeedCorrection) -> Speed:
     """Correct a predicted speed; raises ValueError if it has been corrected already.
 
-    Every part of the step is scaled alike. With fewer than ``RUNS_FOR_A_BOUND`` runs of the engine and
-    method, the range can only become wider; it always contains what was measured.
+    Every part of the step is scaled by the same factor. With fewer than ``RUNS_FOR_A_BOUND`` runs of the
+    engine and method, the range can only become wider; it always contains what was measured.
     """
     rate = speed.tokens_per_second
     if rate is None or speed.step_seconds is None:
