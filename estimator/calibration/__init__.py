@@ -271,24 +271,11 @@ def formulas(engine: Engine, method: str) -> str:
     It is a hash of a few predictions, so it changes with the formulas. Runs predicted by other formulas say
     nothing about the error of the current ones.
     """
-    from estimator import memory, models
+    from estimator import memory
 
-    base_method = method.removeprefix("q") if method.startswith("q") else method
-    sharding = "zero3" if engine == "deepspeed" else "fsdp"
     sizes = []
     for shard, checkpointing, device in ((1, "none", "cuda"), (8, "full", "cuda"), (1, "none", "cpu")):
-        setup = Setup(
-            model=models.find("llama-8b"),
-            engine=engine,
-            method=base_method,  # type: ignore[arg-type]
-            quantization="nf4-double" if base_method != method else "none",
-            sharding=sharding if shard > 1 else "none",  # type: ignore[arg-type]
-            shard=shard,
-            checkpointing=checkpointing,  # type: ignore[arg-type]
-            device=device,  # type: ignore[arg-type]
-        )
+        setup = speeds.reference_step(engine, method, shard, checkpointing=checkpointing, device=device)
         estimate = memory.estimate(setup)
         sizes += [estimate.needs_bytes, estimate.shows_bytes]
-    import hashlib
-
-    return hashlib.sha256(repr(sizes).encode()).hexdigest()[:12]
+    return speeds.digest(sizes)

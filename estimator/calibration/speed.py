@@ -1,9 +1,8 @@
 """Correct predicted speed by finished runs on the same GPU.
 
-Two factors multiply: one of the GPU, from all its runs, because a power limit or a slow host slows
-every engine; and one of the engine and method, from their runs relative to the first. An engine without runs
-is corrected by the first factor, so that a measured engine does not look slower than the others only because
-it was measured.
+Two factors multiply: one of the GPU, from all its runs, because a power limit or a slow host slows every
+engine; and one of the engine and method, from their runs relative to the first. An engine without runs is
+corrected by the first factor, so that a measured engine does not lose its rank by its measurement alone.
 """
 
 from __future__ import annotations
@@ -14,8 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from estimator.setup import Setup
 from estimator.vocabulary import Engine
 
 if TYPE_CHECKING:
@@ -105,23 +105,37 @@ def formulas(engine: Engine, method: str) -> str:
 
     A hash of a few predictions, as :func:`estimator.calibration.formulas` for memory.
     """
-    from estimator import hardware, models, throughput
-    from estimator.setup import Setup
+    from estimator import hardware, throughput
+
+    rates = []
+    for gpu, shard, compiled in product(GPUS, (1, 8), (False, True)):
+        setup = reference_step(engine, method, shard, compile=compiled)
+        rates.append(throughput.speed(setup, hardware.gpu(gpu)).tokens_per_second)
+    return digest(rates)
+
+
+def reference_step(engine: Engine, method: str, shard: int, **options: Any) -> Setup:
+    """Return a training step of llama-8b, whose prediction identifies the formulas.
+
+    ``shard``: processes that share the states. ``options``: further fields of the step.
+    """
+    from estimator import models
 
     base_method = method.removeprefix("q") if method.startswith("q") else method
     sharding = "zero3" if engine == "deepspeed" else "fsdp"
-    rates = []
-    for gpu, shard, compiled in product(GPUS, (1, 8), (False, True)):
-        setup = Setup(
-            model=models.find("llama-8b"),
-            engine=engine,
-            method=base_method,  # type: ignore[arg-type]
-            quantization="nf4-double" if base_method != method else "none",
-            sharding=sharding if shard > 1 else "none",  # type: ignore[arg-type]
-            shard=shard,
-            compile=compiled,
-        )
-        rates.append(throughput.speed(setup, hardware.gpu(gpu)).tokens_per_second)
+    return Setup(
+        model=models.find("llama-8b"),
+        engine=engine,
+        method=base_method,  # type: ignore[arg-type]
+        quantization="nf4-double" if base_method != method else "none",
+        sharding=sharding if shard > 1 else "none",  # type: ignore[arg-type]
+        shard=shard,
+        **options,
+    )
+
+
+def digest(predictions: Sequence[float | None]) -> str:
+    """Return an id (12 hexadecimal digits) of predictions."""
     import hashlib
 
-    return hashlib.sha256(repr(rates).encode()).hexdigest()[:12]
+    return hashlib.sha256(repr(list(predictions)).encode()).hexdigest()[:12]

@@ -156,25 +156,23 @@ def attention_shapes(model: ModelSpec) -> Iterator[AttentionShape]:
             value_width=model.v_head_dim or model.head_dim,
         )
         return
+
+    def shape(width: int, key_heads: int, window: int | None) -> AttentionShape:
+        return AttentionShape(
+            heads=model.heads,
+            key_heads=key_heads,
+            width=width,
+            value_width=width,
+            sinks=model.attention_sinks,
+            window=window,
+        )
+
     width, key_heads = model.head_dim, model.kv_heads
     if model.sliding_layers:
-        yield AttentionShape(
-            heads=model.heads,
-            key_heads=key_heads,
-            width=width,
-            value_width=width,
-            sinks=model.attention_sinks,
-            window=min(model.sliding_window or WINDOW, WINDOW),
-        )
+        yield shape(width, key_heads, min(model.sliding_window or WINDOW, WINDOW))
         width, key_heads = model.global_head_dim or width, model.global_kv_heads or key_heads
     if model.sliding_layers < model.layers:
-        yield AttentionShape(
-            heads=model.heads,
-            key_heads=key_heads,
-            width=width,
-            value_width=width,
-            sinks=model.attention_sinks,
-        )
+        yield shape(width, key_heads, None)
 
 
 def attention_errors(
