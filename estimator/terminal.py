@@ -6,6 +6,7 @@ Modules that print such text write ``from estimator.terminal import print``; tab
 from __future__ import annotations
 
 import builtins
+import os
 import sys
 from collections.abc import Iterable
 from functools import cache
@@ -23,6 +24,18 @@ def print(
 ) -> None:
     """Print like the built-in function, with escaped control characters (:func:`printable`)."""
     builtins.print(printable(sep.join(map(str, values))), end=end, file=file, flush=flush)
+
+
+def open_closed_streams() -> None:
+    """Redirect standard streams that the caller closed (``>&-``) to nowhere.
+
+    Otherwise Python has no ``sys.stdout``, and the next file that is opened gets its descriptor.
+    """
+    for descriptor, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        if getattr(sys, name) is None:
+            os.dup2(os.open(os.devnull, os.O_RDWR), descriptor)
+            os.set_inheritable(descriptor, True)
+            setattr(sys, name, os.fdopen(descriptor, mode, encoding="utf-8", closefd=False))
 
 
 def write_data(text: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -21,9 +22,11 @@ from decorators._metaflow.users import ensure_user
 from estimator import logs
 from estimator.errors import USER_ERROR_STATUS, UserError
 from estimator.terminal import print
+from launchers.base.workdir import is_disk_full, no_space_error
 from launchers.cluster.hangup import outlive_shell
 
 _TARGET_OPTIONS = ("--with", "--datastore", "--datastore-root", "--metadata", "--environment")
+_NO_SPACE_ADVICE = "Free space there, then run again, or resume a run that had started."
 
 
 class FinetuneError(MetaflowException):  # type: ignore[misc]
@@ -207,8 +210,25 @@ def _configure_command_line(
         if not (isinstance(error, MetaflowInternalError) and cause is not None and cause.lines):
             print_exception(error)
 
-    cli.print_metaflow_exception = show
+    print_unknown_exception = cli.print_unknown_exception
+
+    def show_unknown(error: Exception) -> None:
+        if not is_disk_full(error):
+            print_unknown_exception(error)
+            return
+        _discard_unwritable_output()
+        show(without_retry(no_space_error(error, "the output or the datastore", _NO_SPACE_ADVICE)))
+
+    cli.print_metaflow_exception, cli.print_unknown_exception = show, show_unknown
     return printed_errors
+
+
+def _discard_unwritable_output() -> None:
+    """Redirect standard output to nowhere if its buffer cannot be written: Python would fail at exit."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _would_be_retried() -> bool:

@@ -18,7 +18,7 @@ from estimator import logs
 from estimator.cli.help import PlainHelp
 from estimator.errors import USER_ERROR_STATUS, CannotFit, UserError, impossible_paths_refused
 from estimator.names import check_options, did_you_mean
-from estimator.terminal import print
+from estimator.terminal import open_closed_streams, print
 
 # To add a command, add a line here and a file estimator/cli/NAME.py with a function NAME; a command that
 # needs Metaflow goes into flows/. --help lists the commands in this order, under the headings of GROUPS.
@@ -236,6 +236,7 @@ for _name, _summary in COMMANDS.items():
 
 def main() -> None:
     """Run the console script."""
+    open_closed_streams()
     app(prog_name="finetune")
 
 

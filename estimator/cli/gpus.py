@@ -144,8 +144,10 @@ def _print_tables(cards: tuple[Gpu, ...], machines: tuple[Instance, ...], cluste
     _print_whole(console, gpu_table(cards))
     if machines:
         _print_whole(console, instance_table(machines, date.today()))
-        console.print("age: days since the price was read. Sources of the prices:")
-        for number, source in enumerate(price_sources(machines), 1):
+        sources = price_sources(machines)
+        if sources:
+            console.print("age: days since the price was read. Sources of the prices:")
+        for number, source in enumerate(sources, 1):
             console.print(f"{number}  {source}", markup=False, highlight=False)
 
 

@@ -200,7 +200,7 @@ def _has_space(folder: Path) -> bool:
     return True
 
 
-def file_of_error(error: BaseException, otherwise: Path) -> str:
+def file_of_error(error: BaseException, otherwise: Path | str) -> str:
     """Return the file that could not be written, or ``otherwise``; with a remark on quotas and limits."""
     causes = [cause for cause in _chain(error) if isinstance(cause, OSError)]
     name = next((str(cause.filename) for cause in causes if cause.filename), str(otherwise))
@@ -215,8 +215,12 @@ def full_disk_explained(folder: Path, advice: str) -> Iterator[None]:
     except OSError as error:
         if not is_caused_by_full_disk(error, folder):
             raise
-        path = file_of_error(error, folder)
-        raise UserError(f"{NO_SPACE} on {socket.gethostname()} for {path}.", advice) from None
+        raise no_space_error(error, str(folder), advice) from None
+
+
+def no_space_error(error: BaseException, otherwise: str, advice: str) -> UserError:
+    """Return the message for a full disk; ``otherwise`` is named if the error has no file."""
+    return UserError(f"{NO_SPACE} on {socket.gethostname()} for {file_of_error(error, otherwise)}.", advice)
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

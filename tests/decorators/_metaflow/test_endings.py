@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,7 +13,7 @@ import pytest
 
 from decorators._metaflow import endings
 from decorators._metaflow.endings import ExecutionPhase, file_command, resume_command
-from tests.decorators.conftest import Home, wait_until
+from tests.decorators.conftest import FLOWS, Home, wait_until
 
 
 @pytest.mark.slow
@@ -43,6 +45,22 @@ def test_an_interrupted_run_prints_the_resume_command(home: Home) -> None:
     assert last.startswith("Resume the run: python ")
     assert last.endswith(f"profiled.py --metadata=local resume --origin-run-id {run_id}")
     assert printed.count("Resume the run") == 1
+
+
+def test_output_to_a_full_disk_ends_a_run_in_two_lines(home: Home) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, FLOWS / "profiled.py", "run", "--seconds=1"],
+            cwd=home.path,
+            env=home.environment(),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "No space left on" in done.stderr
+    assert done.stderr.rstrip().splitlines()[-1].lstrip().startswith("Free space")
 
 
 @pytest.mark.parametrize(

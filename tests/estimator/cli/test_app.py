@@ -172,6 +172,14 @@ def test_output_to_a_full_disk_ends_in_two_lines(words: tuple[str, ...]) -> None
     assert done.stderr.rstrip().endswith("Free space there, then run again.")
 
 
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_standard_streams_are_no_error(closed: str) -> None:
+    command = f"{shlex.quote(sys.executable)} -m estimator.cli.app models llama-8b {closed}; echo status $?"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("status 0\n")
+    assert done.stderr == ""
+
+
 def test_an_unexpected_exception_is_not_hidden(failing: list[BaseException]) -> None:
     failing.append(ZeroDivisionError("a bug"))
     assert isinstance(run("models").exception, ZeroDivisionError)

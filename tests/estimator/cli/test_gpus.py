@@ -155,6 +155,15 @@ def test_gpus_of_a_hardware_file_are_listed(tmp_path: Path) -> None:
     assert "cannot be read" in refusal("--hardware", str(tmp_path / "none.csv")).problem
 
 
+def test_machines_without_prices_have_no_list_of_price_sources(tmp_path: Path) -> None:
+    file = tmp_path / "mine.csv"
+    file.write_text("cloud,instance_type,gpu,gpu_count\nonprem,rack-7,L4,4\n")
+    printed = run("--hardware", str(file), "--cloud", "onprem").stdout
+    assert "rack-7" in printed
+    assert "Sources" not in printed
+    assert "Sources" in run("--gpu", "L4").stdout
+
+
 def test_refreshed_prices_are_shown_and_each_provider_reports_on_stderr(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
