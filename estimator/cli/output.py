@@ -62,3 +62,11 @@ def write_text(path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UserError(f"Cannot write {path}: {error.strerror or error}.", "Choose another file.") from None
+
+
+def make_output_folder(path: Path) -> None:
+    """Create a folder and its parents; raises UserError if that is impossible."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"Cannot create {path}: {error.strerror}.", "Choose another folder.") from None

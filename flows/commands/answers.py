@@ -14,7 +14,7 @@ from rich.text import Text
 from decorators import finished_models
 from decorators.card import blocks
 from estimator import models
-from estimator.cli.output import note
+from estimator.cli.output import note, write_text
 from estimator.errors import UserError
 from estimator.formatting import printable
 from launchers.base.imports import imported_quietly
@@ -63,7 +63,7 @@ def compare_runs(
     if key is None:
         return comparison
     blind = comparison.blind(seed=len(texts))
-    key.write_text(blind.key_json())
+    write_text(key, blind.key_json())
     note(f"key of the blind columns: {key}")
     return blind
 

@@ -35,6 +35,7 @@ def convert(
     """
     import yaml
 
+    from estimator.cli.output import write_text
     from estimator.errors import UserError
     from launchers.settings import convert as conversions
 
@@ -47,7 +48,7 @@ def convert(
     if output is None:
         write_data(text)
     else:
-        output.write_text(text)
+        write_text(output, text)
     print(report(conversion), file=sys.stderr, flush=True)
     if output is not None:
         print(f"next: finetune run {output}", file=sys.stderr, flush=True)

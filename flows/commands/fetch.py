@@ -32,16 +32,18 @@ def fetch(
     """
     import yaml
 
+    from estimator.cli.output import make_output_folder, write_text
     from launchers.run import fetching
     from launchers.settings import build, read_file
 
     flags = {name: value for name, value in (("model", model), ("dataset", dataset)) if value is not None}
     values = read_file(file) if file is not None else {}
-    fetched = fetching.fetch_inputs(build(values, overrides or (), flags), output)
-    output.mkdir(parents=True, exist_ok=True)
+    run_settings = build(values, overrides or (), flags)
+    make_output_folder(output)
+    fetched = fetching.fetch_inputs(run_settings, output)
     written = output.absolute() / "settings.yaml"
     settings = fetched.model_dump(mode="json", exclude_defaults=True)
-    written.write_text(yaml.safe_dump(settings, sort_keys=False))
+    write_text(written, yaml.safe_dump(settings, sort_keys=False))
     if fetched.harness.tasks:
         print("harness.tasks: lm-evaluation-harness fetches their data itself, which needs internet access")
     print(f"next: HF_HUB_OFFLINE=1 finetune run {quote(str(written))}", flush=True)

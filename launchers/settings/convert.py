@@ -428,8 +428,10 @@ def read(path: Path) -> dict[str, Any]:
     """Read a YAML mapping; raises UserError if the file is unreadable or contains something else."""
     try:
         config = parse_yaml(read_text(path.expanduser(), MAX_YAML_BYTES))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        reason = error.strerror if isinstance(error, OSError) else " ".join(str(error).split())
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}.", "Check the path.") from None
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())
         raise UserError(f"{path} cannot be read: {reason}.", "Use a YAML file.") from None
     if not isinstance(config, dict):
         raise UserError(f"{path} has no keys.", "Use a YAML file that one of the tools trains with.")

@@ -66,6 +66,18 @@ def test_the_settings_of_fetched_inputs_need_no_network(bucket: str, tmp_path: P
     assert info.total_steps > 0
 
 
+@pytest.mark.parametrize("place", ["file", "file/fetched"])
+def test_an_impossible_output_folder_is_refused_before_anything_is_fetched(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("file").touch()
+    status, output = fetch("--output", place)
+    assert status == 2
+    assert output.startswith(f"Cannot create {place}: ")
+    assert "all well-formed" not in output
+
+
 @pytest.mark.slow
 def test_malformed_rows_are_refused_when_they_are_fetched(bucket: str, tmp_path: Path) -> None:
     boto3.client("s3").put_object(Bucket="data", Key="mine/rows.jsonl", Body='{"messages": []}\n')

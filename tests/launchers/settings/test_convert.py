@@ -152,6 +152,11 @@ def test_the_command_writes_the_converted_settings_and_prints_the_keys_that_it_o
         theirs.write_text(text)
         with pytest.raises(UserError, match=expected):
             finetune_convert.convert(theirs)
+    theirs.write_text(yaml.safe_dump(AXOLOTL))
+    with pytest.raises(UserError, match="Cannot write"):
+        finetune_convert.convert(theirs, output=tmp_path)
+    with pytest.raises(UserError, match=r"missing\.yml cannot be read"):
+        finetune_convert.convert(tmp_path / "missing.yml")
     with pytest.raises(UserError, match="--plan needs"):
         finetune_convert.convert(theirs, plan=True)
 
