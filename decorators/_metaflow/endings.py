@@ -216,19 +216,21 @@ def _configure_command_line(
         if not is_disk_full(error):
             print_unknown_exception(error)
             return
-        _discard_unwritable_output()
-        show(without_retry(no_space_error(error, "the output or the datastore", _NO_SPACE_ADVICE)))
+        place = "the datastore or a temporary file" if _output_is_writable() else "the output"
+        show(without_retry(no_space_error(error, place, _NO_SPACE_ADVICE)))
 
     cli.print_metaflow_exception, cli.print_unknown_exception = show, show_unknown
     return printed_errors
 
 
-def _discard_unwritable_output() -> None:
-    """Redirect standard output to nowhere if its buffer cannot be written: Python would fail at exit."""
+def _output_is_writable() -> bool:
+    """Flush standard output; if that fails, redirect it to nowhere, as Python would fail again at exit."""
     try:
         sys.stdout.flush()
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return False
+    return True
 
 
 def _would_be_retried() -> bool:
