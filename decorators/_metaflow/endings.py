@@ -10,9 +10,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
+from metaflow.datastore import TaskDataStoreSet
 from metaflow.exception import METAFLOW_EXIT_DISALLOW_RETRY, MetaflowException, MetaflowInternalError
 from metaflow.parameters import flow_context
 from metaflow.system_context import ExecutionPhase, system_context
+from metaflow.util import get_latest_run_id
 
 from decorators._metaflow.causes import FailureCause, collect_cause
 from decorators._metaflow.datastores import check_local_datastore, limit_datastore
@@ -26,6 +28,7 @@ from launchers.base.workdir import is_disk_full, no_space_error
 from launchers.cluster.hangup import outlive_shell
 
 _TARGET_OPTIONS = ("--with", "--datastore", "--datastore-root", "--metadata", "--environment")
+_ORIGIN = "--origin-run-id"
 _NO_SPACE_ADVICE = "Free space there, then run again, or resume a run that had started."
 
 
@@ -105,7 +108,7 @@ def resume_command(script: str, arguments: Sequence[str], run_id: str, command_l
         name, _, value = token.partition("=")
         if name in _TARGET_OPTIONS:
             target_options += [token] if value else [token, next(tokens, "")]
-    return command_line(script, [*target_options, "resume", "--origin-run-id", run_id])
+    return command_line(script, [*target_options, "resume", _ORIGIN, run_id])
 
 
 _after_error_message: list[Callable[[], None]] = []
@@ -145,6 +148,7 @@ def main(flow: type[Any], command_line: CommandLine | None = None) -> None:
             close_line = renew_steps()
     try:
         logs.setup()
+        sys.argv[1:] = _separate_origin(sys.argv[1:])
         limit_datastore()
         if launches:
             check_local_datastore()
@@ -179,6 +183,21 @@ def main(flow: type[Any], command_line: CommandLine | None = None) -> None:
                 print_line(line)
         for do in _after_error_message:
             do()
+
+
+def _separate_origin(arguments: Sequence[str]) -> list[str]:
+    """Write ``--origin-run-id=RUN`` as two arguments.
+
+    Metaflow takes the run whose configs it reads from the argument after ``--origin-run-id``; if no argument
+    equals that, it takes the newest run.
+    """
+    if arguments and arguments[-1] == _ORIGIN:
+        raise UserError(f"{_ORIGIN} has no value.", "Name a run, or leave it out to resume the newest.")
+    separated: list[str] = []
+    for argument in arguments:
+        name, is_set, value = argument.partition("=")
+        separated += [name, value] if name == _ORIGIN and is_set else [argument]
+    return separated
 
 
 def _program_name(command_line: CommandLine) -> str:
@@ -220,7 +239,30 @@ def _configure_command_line(
         show(without_retry(no_space_error(error, place, _NO_SPACE_ADVICE)))
 
     cli.print_metaflow_exception, cli.print_unknown_exception = show, show_unknown
+    cli.get_latest_run_id, cli.TaskDataStoreSet = origin_run, stored_tasks
     return printed_errors
+
+
+def origin_run(echo: Callable[..., None], flow_name: str) -> str:
+    """Return the id of the newest run, which ``resume`` continues by default."""
+    run_id: str | None = get_latest_run_id(echo, flow_name)
+    if run_id is None:
+        raise FinetuneError(
+            "There is no run to resume: Metaflow finds no earlier run of this flow.",
+            f"Name a run: resume {_ORIGIN} RUN",
+        )
+    return run_id
+
+
+def stored_tasks(flow_datastore: Any, run_id: str, **options: Any) -> list[Any]:
+    """Return the stored tasks of a run's first step, for ``resume``. Without any, Metaflow would fail."""
+    tasks = list(TaskDataStoreSet(flow_datastore, run_id, **options))
+    if not tasks:
+        raise FinetuneError(
+            f"Run {run_id} cannot be resumed: its parameters are not in the datastore.",
+            f"Name another run: resume {_ORIGIN} RUN",
+        )
+    return tasks
 
 
 def _output_is_writable() -> bool:

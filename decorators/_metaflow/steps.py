@@ -11,11 +11,10 @@ from metaflow.datastore import FlowDataStore, TaskDataStoreSet
 from metaflow.parameters import DelayedEvaluationParameter, deploy_time_eval
 from metaflow.plugins import STEP_DECORATORS
 from metaflow.system_context import system_context
-from metaflow.util import get_latest_run_id
 
 from decorators._metaflow.cards import CARD_ID
 from decorators._metaflow.commands import DEPLOYERS, Backend, command, command_arguments, deployer
-from decorators._metaflow.endings import FinetuneError
+from decorators._metaflow.endings import origin_run, stored_tasks
 
 _USER_VALUES = "_finetune_given"
 
@@ -138,12 +137,7 @@ class StepView:
         }
 
     def _origin_parameters(self, declared: dict[str, Any]) -> dict[str, Any]:
-        run_id, tasks = _origin_tasks("_parameters", list(declared))
-        if not tasks:
-            raise FinetuneError(
-                f"Run {run_id} cannot be resumed: its parameters are not in the datastore.",
-                "Name another run: resume --origin-run-id RUN",
-            )
+        tasks = stored_tasks(*_origin(), steps=["_parameters"], prefetch_data_artifacts=list(declared))
         return {_key(p): tasks[0][var] for var, p in declared.items() if var in tasks[0]}
 
     def _find(self, name: str) -> Any:
@@ -159,7 +153,7 @@ class StepView:
 
 def resumed_artifact(step: str, name: str) -> Any:
     """Return an artifact of the run that ``resume`` starts from; None if that step did not store it."""
-    _, tasks = _origin_tasks(step, [name])
+    tasks = TaskDataStoreSet(*_origin(), steps=[step], prefetch_data_artifacts=[name])
     return next((task[name] for task in tasks if name in task), None)
 
 
@@ -168,20 +162,12 @@ def set_current(name: str, value: Any) -> None:
     current._update_env({name: value})
 
 
-def _origin_tasks(step: str, artifacts: list[str]) -> tuple[str, list[Any]]:
-    """Return (id of the run that ``resume`` starts from, tasks of one of its steps)."""
+def _origin() -> tuple[FlowDataStore, str]:
+    """Return the datastore of the flow, and the id of the run that ``resume`` starts from."""
     context = click.get_current_context()
     flow = system_context.flow
-    run_id = context.params.get("origin_run_id") or get_latest_run_id(context.obj.echo, flow.name)
-    if run_id is None:
-        raise FinetuneError(
-            "There is no run to resume: Metaflow finds no earlier run of this flow.",
-            "Name a run: resume --origin-run-id RUN",
-        )
-    tasks = TaskDataStoreSet(
-        FlowDataStore(flow.name), run_id, steps=[step], prefetch_data_artifacts=artifacts
-    )
-    return str(run_id), list(tasks)
+    run_id = context.params.get("origin_run_id") or origin_run(context.obj.echo, flow.name)
+    return FlowDataStore(flow.name), str(run_id)
 
 
 def _run_parameters() -> dict[str, Any]:

@@ -119,7 +119,7 @@ def test_a_resumed_run_has_the_parameters_of_its_origin_and_lists_all_origins(ho
 def test_resume_without_an_earlier_run_is_refused_in_one_line(home: Home) -> None:
     done = home.run("profiled.py", "resume")
     assert done.returncode == 2
-    assert "previous run id was not found" in done.stderr or "no run to resume" in done.stderr
+    assert "There is no run to resume" in done.stderr
     _clean(done.stderr)
 
 

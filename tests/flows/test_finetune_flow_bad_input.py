@@ -97,6 +97,13 @@ def test_a_model_that_cannot_fit_is_refused_with_alternatives(launch: Callable[.
     assert not (run.home / "cache" / "huggingface").exists()
 
 
+def test_resume_without_a_stored_run_is_refused(launch: Callable[..., FlowRun]) -> None:
+    check_refused(launch("resume"), "There is no run to resume", "--origin-run-id RUN")
+    check_refused(launch("resume", "--origin-run-id", "17"), "Run 17 cannot be resumed")
+    check_refused(launch("resume", "--origin-run-id=18"), "Run 18 cannot be resumed")
+    check_refused(launch("resume", "--origin-run-id"), "--origin-run-id has no value")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
