@@ -12,6 +12,12 @@ how the past is read, is in flows/cluster_check/steps.py. The same checks run wi
 
 from __future__ import annotations
 
+from estimator import interrupts
+
+if __name__ == "__main__":
+    interrupts.end_silently()  # before the imports, which take seconds
+
+# isort: split
 from typing import Any
 
 from metaflow import Config, FlowSpec, Parameter, card, config_expr, current, parallel, schedule, step

@@ -11,6 +11,12 @@ parameters, flows/finetune/steps.py the work of the steps.
 
 from __future__ import annotations
 
+from estimator import interrupts
+
+if __name__ == "__main__":
+    interrupts.end_silently()  # before the imports, which take seconds
+
+# isort: split
 from typing import Any
 
 from metaflow import parallel, retry, step

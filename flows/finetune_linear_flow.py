@@ -8,6 +8,12 @@ Use flows/finetune_flow.py for several nodes; everything else is the same.
 
 from __future__ import annotations
 
+from estimator import interrupts
+
+if __name__ == "__main__":
+    interrupts.end_silently()  # before the imports, which take seconds
+
+# isort: split
 from metaflow import Parameter, config_expr, retry, step
 
 from decorators.gpu_profile import gpu_profile

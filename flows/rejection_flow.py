@@ -9,6 +9,12 @@ compare after evaluate. generate and score store results shard by shard, which a
 
 from __future__ import annotations
 
+from estimator import interrupts
+
+if __name__ == "__main__":
+    interrupts.end_silently()  # before the imports, which take seconds
+
+# isort: split
 from typing import Any
 
 from metaflow import Parameter, card, config_expr, parallel, retry, step

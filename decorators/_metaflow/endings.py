@@ -21,7 +21,7 @@ from decorators._metaflow.datastores import check_local_datastore, limit_datasto
 from decorators._metaflow.signals import forward_signals_to_jobs, was_interrupted
 from decorators._metaflow.terminal import renew_steps
 from decorators._metaflow.users import ensure_user
-from estimator import logs
+from estimator import interrupts, logs
 from estimator.errors import USER_ERROR_STATUS, UserError
 from estimator.terminal import print
 from launchers.base.workdir import is_disk_full, no_space_error
@@ -142,7 +142,6 @@ def main(flow: type[Any], command_line: CommandLine | None = None) -> None:
     close_line, cause = None, None
     if launches:
         outlive_shell()
-        forward_signals_to_jobs()
         cause = collect_cause([kind.headline for kind in (FinetuneError, TrainingFailed, NotFit)])
         if sys.stdout.isatty():
             close_line = renew_steps()
@@ -158,6 +157,9 @@ def main(flow: type[Any], command_line: CommandLine | None = None) -> None:
         print_line(error.advice)
         raise SystemExit(USER_ERROR_STATUS) from None
     printed_errors = _configure_command_line(flow, command_line and _program_name(command_line), cause)
+    interrupts.raise_again()
+    if launches:
+        forward_signals_to_jobs()
     failed = False
     try:
         flow()

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from estimator import logs
+from estimator import interrupts, logs
 from estimator.cli.help import PlainHelp
 from estimator.errors import USER_ERROR_STATUS, CannotFit, UserError, impossible_paths_refused
 from estimator.names import check_options, did_you_mean
@@ -102,6 +102,7 @@ class Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command. User errors print two lines and exit with 2; interrupts are silent."""
+        interrupts.raise_again()
         try:
             with impossible_paths_refused():
                 result = super().invoke(ctx)
