@@ -108,6 +108,8 @@ class Job:
         self._check_degrees()
 
     def _check_choices(self) -> None:
+        if isinstance(self.model, str):
+            raise UserError(f"model = {self.model!r} is a name.", "Use estimator.models.find(NAME).")
         _one_of("method", self.method, get_args(RequestedMethod))
         _one_of("task", self.task, get_args(Task))
         _one_of("engine", self.engine, get_args(RequestedEngine))
@@ -321,7 +323,10 @@ class Target:
             if getattr(self, name) is not None:
                 _at_least_one(name, getattr(self, name))
         if self.hardware_given and self.machine is None:
-            raise UserError(f"A plan for {self.kind} needs a description of the machine.")
+            raise UserError(
+                f"A plan for {self.kind} needs a description of the machine.",
+                "Set machine to detect() of estimator.hardware.local_machine, or to another Machine.",
+            )
 
     @property
     def hardware_given(self) -> bool:

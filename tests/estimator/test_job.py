@@ -14,6 +14,7 @@ MACHINE = Machine(cpu_cores=2, ram_bytes=8 * 2**30, disk_free_bytes=2**30)
 @pytest.mark.parametrize(
     ("change", "words"),
     [
+        ({"model": "tiny-llama"}, "model = 'tiny-llama' is a name"),
         ({"seq_len": 0}, "seq_len = 0"),
         ({"seq_len": 4096}, "--seq-len 4096 is longer than the 2048 tokens that tiny-llama"),
         ({"global_batch_size": 8, "micro_batch_size": 3}, "8 is not divisible by --micro-batch-size 3"),
@@ -32,7 +33,7 @@ MACHINE = Machine(cpu_cores=2, ram_bytes=8 * 2**30, disk_free_bytes=2**30)
 )
 def test_an_invalid_job_value_is_named_in_the_error(change: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError) as caught:
-        Job(model=find("tiny-llama"), **change)
+        Job(**({"model": find("tiny-llama")} | change))
     assert words in caught.value.problem
     assert "\n" not in caught.value.problem
 
