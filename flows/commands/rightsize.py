@@ -81,7 +81,7 @@ def _table(reports: list[StepReport]) -> Table:
         table.add_column(name, justify="right")
     for name in ("requested", "used (95 %)", "next request"):
         table.add_column(name, overflow="fold")
-    table.add_column("wasted", justify="right")
+    table.add_column("wasted", justify="right", no_wrap=True)
     for report in reports:
         share, usd = report.wasted_share, report.wasted_usd
         wasted = _UNKNOWN if share is None or usd is None else f"{format_usd(usd)}\n{share:.0%}"
