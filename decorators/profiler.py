@@ -89,10 +89,12 @@ class Profile:
         self._outcome: Ending = "succeeded"  # if the step ended now
         self._task_metrics: HarnessResult | None = None
         self._sampler = Sampler(interval_s, foreign=_metaflow.local_node_command())
-        self._started = self._reported = time.time()
+        self._started = time.time()  # for the card; durations use a clock that is never set back
+        self._begun = self._reported = time.monotonic()
         self._own_loop = False  # the step's own code trains, not a launched engine
         self.loop_without_torch = False  # steps were reported by a process that has not imported torch
         self._ended: float | None = None
+        self._duration: float | None = None
         self._failed: str | None = None
         self._card_seconds = 0.0
         self._ending = threading.Event()
@@ -111,6 +113,7 @@ class Profile:
             self._checkpoints.end(succeeded=failed is None)
         self._sampler.stop()
         self._ended, self._failed = time.time(), failed
+        self._duration = time.monotonic() - self._begun
         self._ending.set()
         if self._card is None:
             return
@@ -219,7 +222,7 @@ class Profile:
         """
         self._own_loop = True
         self.loop_without_torch = "torch" not in sys.modules
-        now = time.time()
+        now = time.monotonic()
         elapsed = now - self._reported if seconds is None else seconds
         self._reported = now
         rank = int(os.environ.get("RANK", "0"))
@@ -354,7 +357,7 @@ class Profile:
 
     def _measured(self, run: RunState) -> Measured:
         samples, sampler = self._sampler.samples, self._sampler
-        duration = (self._ended or time.time()) - self._started
+        duration = self._duration or time.monotonic() - self._begun
         price = run.plan.prediction.usd_per_hour if run.plan else None
         mean_cores = sampler.cpu_seconds / duration if samples.host.count > 1 else None
         return Measured(
@@ -419,7 +422,9 @@ class Profile:
             self._draw(publish=True)
             self._card_seconds = time.thread_time()
             cost = self._card_seconds - start
-            pause = max(cost / CARD_CPU_SHARE, (time.time() - self._started) * CARD_AGE_SHARE, CARD_SECONDS)
+            pause = max(
+                cost / CARD_CPU_SHARE, (time.monotonic() - self._begun) * CARD_AGE_SHARE, CARD_SECONDS
+            )
             pause = min(pause, MAX_CARD_SECONDS)
 
     def _draw(self, *, publish: bool) -> None:
