@@ -108,8 +108,9 @@ class Job:
         self._check_degrees()
 
     def _check_choices(self) -> None:
-        if isinstance(self.model, str):
-            raise UserError(f"model = {self.model!r} is a name.", "Use estimator.models.find(NAME).")
+        model: object = self.model  # callers without a type checker give a name
+        if isinstance(model, str):
+            raise UserError(f"model = {model!r} is a name.", "Use estimator.models.find(NAME).")
         _one_of("method", self.method, get_args(RequestedMethod))
         _one_of("task", self.task, get_args(Task))
         _one_of("engine", self.engine, get_args(RequestedEngine))
