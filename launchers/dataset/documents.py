@@ -40,8 +40,9 @@ from launchers.settings import Settings
 
 CHUNK_ROWS = 512
 CHUNK_BYTES = 1 << 20  # of stored rows
-# Datasets below this size are tokenized faster than another process imports transformers (about 5 s)
+# Datasets below both sizes are tokenized faster than another process imports transformers (about 5 s)
 SINGLE_PROCESS_BYTES = 12 << 20
+SINGLE_PROCESS_ROWS = 32_768  # the same time: benchmarks.prepare_rows has 370 bytes a row
 MAX_PROCESSES = 16  # each uses 0.3 GiB of memory
 _POLL_S = 0.05
 _INDICES = "indices.npy"
@@ -218,7 +219,7 @@ def tokenize(
     boundaries = _chunk_boundaries(np.zeros(len(rows)) if stored is None else stored.sizes)
     processes = min(len(os.sched_getaffinity(0)), MAX_PROCESSES, len(boundaries) - 1)
     try:
-        if stored is None or stored.sizes.sum() < SINGLE_PROCESS_BYTES or processes < 2:
+        if stored is None or stored.is_small or processes < 2:
             for first, last in itertools.pairwise(boundaries):
                 documents.add(make_chunk(rows[first:last], tokenizer, settings, seq_len))
                 progress.at(last)
@@ -269,6 +270,11 @@ class _RowsOnDisk:
         """Size of each row in bytes: [rows]."""
         sizes: NDArray[np.int64] = np.diff(self.rows.offsets)[self.indices]
         return sizes
+
+    @property
+    def is_small(self) -> bool:
+        """Whether one process tokenizes the rows faster than several, which have to start."""
+        return len(self.indices) < SINGLE_PROCESS_ROWS and int(self.sizes.sum()) < SINGLE_PROCESS_BYTES
 
 
 def _chunk_boundaries(sizes: NDArray[np.number]) -> list[int]:

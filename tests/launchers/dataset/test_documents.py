@@ -57,6 +57,17 @@ def test_a_chunk_ends_at_the_maximum_number_of_rows_or_bytes(monkeypatch: pytest
     assert documents._chunk_boundaries(np.array([])) == [0]
 
 
+def test_many_short_rows_are_tokenized_by_several_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(documents, "SINGLE_PROCESS_ROWS", 32)
+    for count, is_small in ((31, True), (32, False)):
+        rows = documents._RowsOnDisk.of(stored(tmp_path / str(count), chats(count)))
+        assert rows is not None
+        assert rows.sizes.sum() < documents.SINGLE_PROCESS_BYTES
+        assert rows.is_small is is_small
+
+
 def test_a_very_long_text_gives_the_same_tokens_although_its_end_is_not_tokenized(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
