@@ -50,8 +50,8 @@ The internals used, and why no public interface is enough:
 * The record behind a client's ``Run``, ``_object``: its last heartbeat shows whether the run was killed.
 * ``metaflow.cli``'s ``print_metaflow_exception`` and ``start.main``: a user error before anything starts must
   exit with 2, while Metaflow always exits with 1; and the help must name the command that was typed.
-* ``MetaflowExceptionWrapper``, ``print_metaflow_exception`` and ``traceback`` in the modules that format a failed
-  step's exception: its text may contain a token, and is printed and stored.
+* ``MetaflowExceptionWrapper``, ``print_metaflow_exception`` and ``traceback`` in the modules that format a
+  failed step's exception: its text may contain a token, and is printed and stored.
 * ``NativeRuntime._logger``: on a terminal, progress lines of training steps are updated in place; and the
   scheduler's last message is that a step failed, not why, so the task's error is kept and printed last.
 * ``metaflow_config``: the default target of steps and its settings; for ``finetune doctor`` the datastore and
