@@ -23,6 +23,7 @@ The internals used, and why no public interface is enough:
 * ``KubernetesJob.create_job_spec``, ``JobSetSpec.dump``, ``ArgoWorkflows._container_templates``: a pod's
   priority class, affinity and node name, for which ``@kubernetes`` has no arguments.
 * ``ArgoWorkflows._compile_workflow_template``: finished workflows and their pods would never be deleted.
+  ``ArgoClient``: scheduled workflows would overlap, and its requests have no time limit.
 * ``Kubernetes.create_job_object``, ``Kubernetes.create_jobset``, ``ArgoWorkflows._base_kubernetes_labels``:
   user, flow and run as labels. Metaflow sets annotations, which cost tools do not group by.
 * ``is_done`` of Kubernetes' ``RunningJob`` and ``RunningJobSet`` and of Batch's ``RunningJob``: Metaflow
