@@ -37,6 +37,7 @@ from decorators.packed_plan import PLAN_VARIABLE, unpack, variable_of
 from decorators.profiler import NO_PROFILE, Profile, RankProfile
 from decorators.storage import remember_origin
 from estimator.errors import USER_ERROR_STATUS, UserError
+from estimator.masking import mask_secrets
 from estimator.plan import Plan
 from estimator.terminal import print
 from launchers.cluster.processes import die_with_parent
@@ -146,6 +147,7 @@ class gpu_profile(StepMutator, UserStepDecorator):  # type: ignore[misc]  # noqa
         """Called by Metaflow in every process that loads the flow; plans only at launch."""
         self.external_init()  # Metaflow does not call this for decorators given with --with
         _metaflow.exclude_bytecode()
+        _metaflow.mask_errors()
         step = StepView(mutable_step)
         if self.options:
             self.variable = variable_of(step.name)
@@ -248,8 +250,8 @@ def _headline(exception: Exception | None) -> str | None:
     if exception is None:
         return None
     if isinstance(exception, (UserError, FinetuneError)):
-        return exception.problem
-    return f"{type(exception).__name__}: {exception}"
+        return mask_secrets(exception.problem)
+    return mask_secrets(f"{type(exception).__name__}: {exception}")
 
 
 def _switch(name: str, value: Any) -> bool:

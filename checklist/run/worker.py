@@ -13,6 +13,7 @@ import queue
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -90,25 +91,33 @@ def main() -> None:
     die_with_parent(int(os.environ[PARENT]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the node agent handles Ctrl-C
     context, channel = Context(Path(os.environ[DIRECTORY])), ReplyPipe(int(os.environ[PIPE]))
-    commands: queue.Queue[Message | None] = queue.Queue()
+    commands: queue.Queue[Message] = queue.Queue()
     threading.Thread(
         target=_read, args=(context, channel, commands), name="checklist-read", daemon=True
     ).start()
-    while (command := commands.get()) is not None:
-        run(context, channel, command)
-    os._exit(0)  # skips the clean-up of libraries, which may wait for other ranks
+    while True:  # until the other thread ends the process
+        run(context, channel, commands.get())
 
 
-def _read(context: Context, channel: ReplyPipe, commands: queue.Queue[Message | None]) -> None:
-    for line in sys.stdin.buffer:
-        command = json.loads(line)
-        if command["what"] == "trace":  # asked while the main thread is stuck
-            channel.send({"kind": "trace", "record": flight.read()})
-        elif command["what"] == "count":
-            context.progress.restart()
-        else:
-            commands.put(command)
-    os._exit(0)  # the node agent has gone
+def _read(context: Context, channel: ReplyPipe, commands: queue.Queue[Message]) -> None:
+    """Queue the commands from standard input; end the process with it, or if a command cannot be read.
+
+    Skips the clean-up of libraries, which may wait for other ranks.
+    """
+    status = 0
+    try:
+        for line in sys.stdin.buffer:
+            command = json.loads(line)
+            if command["what"] == "trace":  # asked while the main thread is stuck
+                channel.send({"kind": "trace", "record": flight.read()})
+            elif command["what"] == "count":
+                context.progress.restart()
+            else:
+                commands.put(command)
+    except Exception:  # noqa: BLE001 a thread that has ended would leave the process waiting for ever
+        traceback.print_exc()
+        status = 1
+    os._exit(status)
 
 
 if __name__ == "__main__":

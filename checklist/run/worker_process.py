@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from checklist.run.rendezvous import SHARED_VARIABLE
 _ROOT = Path(__file__).resolve().parents[2]  # holds the import packages
 _FLIGHT_RECORDS = "200"  # entries; without the variable torch records nothing
 _LOG_LINES = 3
+_SEND_S = 2.0  # maximum wait for a worker that does not read: it is stopped, or a library blocks its threads
 
 
 class WorkerProcess:
@@ -86,13 +89,23 @@ class WorkerProcess:
         ).start()
 
     def send(self, command: WorkerCommand) -> None:
-        """Send a command; the reply shows whether it was executed."""
+        """Send a command; the reply shows whether it was executed.
+
+        A worker that does not read the whole command within ``_SEND_S`` gets no others until it is restarted.
+        """
         process = self._process
-        if process is None or process.stdin is None:
+        if process is None or process.stdin is None or process.stdin.closed:
             return
+        os.set_blocking(process.stdin.fileno(), False)
+        pipe, deadline = select.poll(), time.monotonic() + _SEND_S
+        pipe.register(process.stdin, select.POLLOUT)
+        remaining = memoryview(command.model_dump_json().encode() + b"\n")
         with contextlib.suppress(OSError):  # it has died, which its pipe says too
-            process.stdin.write(command.model_dump_json().encode() + b"\n")
-            process.stdin.flush()
+            while remaining:
+                if not pipe.poll(1000 * max(0.0, deadline - time.monotonic())):
+                    process.stdin.close()  # the worker ends if it reads the incomplete command
+                    return
+                remaining = remaining[os.write(process.stdin.fileno(), remaining) :]
 
     def restart(self) -> None:
         """Kill the process with all its children, and start a new one."""

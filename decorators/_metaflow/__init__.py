@@ -23,6 +23,7 @@ The internals used, and why no public interface is enough:
 * ``KubernetesJob.create_job_spec``, ``JobSetSpec.dump``, ``ArgoWorkflows._container_templates``: a pod's
   priority class, affinity and node name, for which ``@kubernetes`` has no arguments.
 * ``ArgoWorkflows._compile_workflow_template``: finished workflows and their pods would never be deleted.
+  ``ArgoClient``: scheduled workflows would overlap, and its requests have no time limit.
 * ``Kubernetes.create_job_object``, ``Kubernetes.create_jobset``, ``ArgoWorkflows._base_kubernetes_labels``:
   user, flow and run as labels. Metaflow sets annotations, which cost tools do not group by.
 * ``is_done`` of Kubernetes' ``RunningJob`` and ``RunningJobSet`` and of Batch's ``RunningJob``: Metaflow
@@ -50,6 +51,8 @@ The internals used, and why no public interface is enough:
 * The record behind a client's ``Run``, ``_object``: its last heartbeat shows whether the run was killed.
 * ``metaflow.cli``'s ``print_metaflow_exception`` and ``start.main``: a user error before anything starts must
   exit with 2, while Metaflow always exits with 1; and the help must name the command that was typed.
+* ``MetaflowExceptionWrapper``, ``print_metaflow_exception`` and ``traceback`` in the modules that format a
+  failed step's exception: its text may contain a token, and is printed and stored.
 * ``NativeRuntime._logger``: on a terminal, progress lines of training steps are updated in place; and the
   scheduler's last message is that a step failed, not why, so the task's error is kept and printed last.
 * ``metaflow_config``: the default target of steps and its settings; for ``finetune doctor`` the datastore and
@@ -102,6 +105,7 @@ from decorators._metaflow.job_errors import explain_batch_errors, explain_kubern
 from decorators._metaflow.jobs import WaitedJob, on_batch_client, waited_attempt, waited_task, watch_waiting
 from decorators._metaflow.labels import label_jobs
 from decorators._metaflow.liveness import is_alive
+from decorators._metaflow.masked_errors import mask_errors
 from decorators._metaflow.pods import shape_pods
 from decorators._metaflow.resubmitting import leave_no_record, submit_again
 from decorators._metaflow.retries import limit_failures, retry_deployed
@@ -158,6 +162,7 @@ __all__ = [
     "local_node_command",
     "main",
     "make_in_process",
+    "mask_errors",
     "metadata_kind",
     "on_batch_client",
     "origin_run_id",

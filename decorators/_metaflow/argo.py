@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 from metaflow.exception import METAFLOW_EXIT_DISALLOW_RETRY
 
+from decorators._metaflow.api_retries import limit_requests
 from decorators._metaflow.retries import retries_failures
 
 KEPT_S = 7 * 24 * 3600  # retention of finished workflows and failed pods; Metaflow keeps artifacts and logs
@@ -63,16 +64,21 @@ def compile_workflows(remove_older: str, pending_s: Callable[[], float]) -> None
         return template
 
     ArgoWorkflows._compile_workflow_template = compile_workflow_template
-    _forbid_overlaps()
+    _change_client()
 
 
-def _forbid_overlaps() -> None:
-    """Patch Metaflow so that a scheduled workflow does not start while the previous one still runs."""
+def _change_client() -> None:
+    """Patch Metaflow's client: scheduled workflows do not overlap, and every request has a time limit."""
     from metaflow.plugins.argo.argo_client import ArgoClient
 
-    original = ArgoClient.schedule_workflow_template
+    original, connect = ArgoClient.schedule_workflow_template, ArgoClient.__init__
     if hasattr(original, "__wrapped__"):
         return
+
+    @functools.wraps(connect)
+    def connect_with_limit(self: Any, *values: Any, **options: Any) -> None:
+        connect(self, *values, **options)
+        limit_requests()  # needs the package kubernetes, whose absence Metaflow has reported before
 
     @functools.wraps(original)
     def schedule(self: Any, name: str, *values: Any, **options: Any) -> None:
@@ -84,6 +90,7 @@ def _forbid_overlaps() -> None:
             api = self._client.get().CustomObjectsApi()
             api.replace_namespaced_custom_object(**location, plural="cronworkflows", name=name, body=workflow)
 
+    ArgoClient.__init__ = connect_with_limit
     ArgoClient.schedule_workflow_template = schedule
 
 

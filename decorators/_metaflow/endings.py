@@ -18,6 +18,7 @@ from metaflow.util import get_latest_run_id
 
 from decorators._metaflow.causes import FailureCause, collect_cause
 from decorators._metaflow.datastores import check_local_datastore, limit_datastore
+from decorators._metaflow.masked_errors import mask_errors, with_asterisks
 from decorators._metaflow.signals import forward_signals_to_jobs, was_interrupted
 from decorators._metaflow.terminal import renew_steps
 from decorators._metaflow.users import ensure_user
@@ -38,9 +39,7 @@ class FinetuneError(MetaflowException):  # type: ignore[misc]
     headline = "Error"
 
     def __init__(self, problem: str, advice: str = "") -> None:
-        # Metaflow treats asterisks as emphasis and drops them.
-        text = f"{problem}\n{advice}" if advice else problem
-        super().__init__(text.replace("*", "\N{ASTERISK OPERATOR}"))
+        super().__init__(with_asterisks(f"{problem}\n{advice}" if advice else problem))
         self.problem = problem
         self.advice = advice
 
@@ -221,6 +220,7 @@ def _configure_command_line(
     with flow_context(flow):  # the options depend on the flow
         from metaflow import cli
 
+    mask_errors()
     if name is not None:
         cli.start.main = functools.partial(cli.start.main, prog_name=name)
     printed_errors: list[MetaflowException] = []

@@ -147,6 +147,45 @@ def test_values_of_ordinary_variables_are_not_masked() -> None:
     assert mask_secrets("key abcd", {"API_KEY": "abcd"}) == f"key {MASK}", "from 4 characters on"
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("MAX_TOKENS", "4096-tokens"),
+        ("TOKEN_BUDGET", "4096"),
+        ("TOKEN_SHARE", "0.25"),
+        ("TOKEN_BUDGET", "10000000000"),
+        ("AWS_WEB_IDENTITY_TOKEN_FILE", "/var/run/secrets/token"),
+        ("GOOGLE_APPLICATION_CREDENTIALS", "/root/key.json"),
+        ("METAFLOW_DEFAULT_SECRETS_BACKEND_TYPE", "aws-secrets-manager"),
+        ("PWD", "/home/alice"),
+    ],
+)
+def test_numbers_paths_and_counts_of_tokens_are_not_masked(name: str, value: str) -> None:
+    assert mask_secrets(f"value {value}", {name: value}) == f"value {value}"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("HF_TOKEN_2", "opaque-token"),
+        ("PGPASSWORD", "hunter2"),
+        ("SMTP_PASS", "hunter2"),
+        ("MYSQL_PWD", "hunter2"),
+        ("OPENAI_APIKEY", "opaque-key"),
+        ("hub_access_key", "opaque-key"),
+        ("TOKEN", "123456789012"),
+        ("CHECKLIST_WEBHOOK_URL", "https://example.com/hook"),
+    ],
+)
+def test_values_of_secret_variables_are_masked(name: str, value: str) -> None:
+    assert mask_secrets(f"login ({value}) refused", {name: value}) == f"login ({MASK}) refused"
+
+
+def test_a_short_secret_is_masked_as_a_word_and_a_long_one_anywhere() -> None:
+    environment = {"DB_PASSWORD": "test", "API_KEY": "long-key"}
+    assert mask_secrets("latest test=test xlong-keyx", environment) == f"latest {MASK}={MASK} x{MASK}x"
+
+
 def test_secrets_in_a_finished_log_file_are_masked_and_nothing_else_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

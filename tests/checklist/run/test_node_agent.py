@@ -19,6 +19,7 @@ from checklist.condensed import MAX_PROBES
 from checklist.measurements import IDLE, Measurements, Probe, record
 from checklist.options import Options
 from checklist.run import coordinator as coordinator_module
+from checklist.run import worker_process
 from checklist.run.control import (
     End,
     Hub,
@@ -272,6 +273,41 @@ def test_a_stopped_worker_is_killed_at_the_end(worker: object) -> None:
     assert process.at()[2] == "T"
     process.kill()
     assert not Path(f"/proc/{pid}").exists()
+
+
+def test_a_worker_that_does_not_read_delays_its_agent_for_a_limited_time_and_then_ends(
+    worker: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process, received = worker  # type: ignore[misc]
+    monkeypatch.setattr(worker_process, "_SEND_S", 0.2)
+    pid = process._process.pid
+    os.kill(pid, signal.SIGSTOP)
+    larger_than_a_pipe = WorkerCommand(rank=0, id=1, what="listen", arguments={"address": "a" * 200_000})
+    finished = threading.Event()
+
+    def send() -> None:
+        for _ in range(2):
+            process.send(larger_than_a_pipe)
+        finished.set()
+
+    threading.Thread(target=send, daemon=True).start()
+    assert finished.wait(10)
+    assert received.empty(), "it is still stopped, which is reported by its position"
+    os.kill(pid, signal.SIGCONT)
+    ended = received.get(timeout=30)
+    assert isinstance(ended, WorkerEnded)
+    assert re.match("exit status 1: .*JSONDecodeError", ended.why)
+    process.restart()
+    process.send(WorkerCommand(rank=0, id=2, what="listen", arguments={"address": "127.0.0.1"}))
+    assert received.get(timeout=20).reply.kind == "done"
+
+
+def test_a_command_larger_than_a_pipe_is_received_completely(worker: object) -> None:
+    process, received = worker  # type: ignore[misc]
+    name = "a" * 200_000
+    process.send(WorkerCommand(rank=0, id=1, what="listen", arguments={"address": "127.0.0.1", name: 1}))
+    reply = received.get(timeout=20).reply
+    assert (reply.kind, reply.id) == ("failed", 1)
 
 
 def test_a_run_with_a_missing_rank_ends_and_names_it(monkeypatch: pytest.MonkeyPatch) -> None:

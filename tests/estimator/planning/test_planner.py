@@ -12,7 +12,8 @@ from estimator import CannotFit, Job, Machine, Plan, Target, UserError, hardware
 from estimator.engines.support import unsupported_job
 from estimator.models import find
 from estimator.plan import GIB, Override
-from estimator.planning.clusters import as_qlora
+from estimator.planning import planner
+from estimator.planning.clusters import Survey, as_qlora, survey_places
 
 LAPTOP = Machine(cpu_cores=4, ram_bytes=16 * GIB, disk_free_bytes=100 * GIB)
 CLUSTER = Target(kind="kubernetes")
@@ -75,6 +76,24 @@ def test_a_default_batch_changes_if_it_leaves_only_unmeasured_gpus_that_cost_mor
     chosen = plan(rare, Target(kind="catalogue"))
     assert chosen.layout.global_batch_size == 16
     assert chosen.prediction.low_availability
+
+
+@pytest.mark.parametrize(
+    ("model", "multiple"), [("llama-8b", 1), ("llama-70b", None)], ids=["measured", "chosen batch"]
+)
+def test_batches_are_searched_once_unless_a_default_leaves_unmeasured_gpus(
+    model: str, multiple: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searched: list[int] = []
+
+    def search(job: Job, *arguments: Any) -> Survey:
+        searched.append(job.global_batch_size)
+        return survey_places(job, *arguments)
+
+    monkeypatch.setattr(planner, "survey_places", search)
+    job = job_of(model, engine="fsdp2", global_batch_size=16, batch_multiple=multiple)
+    plan(job, Target(kind="catalogue", gpu="H100"))
+    assert searched == [16]
 
 
 def test_batch_plans_on_aws_only() -> None:
