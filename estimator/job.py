@@ -192,7 +192,7 @@ class Job:
         if self.low_rank:
             if not self.lora_targets:
                 raise UserError("--lora-targets is empty: no layer would be trained.")
-            self.model.lora_parameters(self.lora_rank, self.lora_targets)  # refuses unknown targets
+            self.model.check_lora_targets(self.lora_targets)
 
     def _check_sharding(self) -> None:
         """Refuse options of one engine's sharding with another engine."""

@@ -142,7 +142,9 @@ def _decide(
     job: Job, device: Device, precision: LaunchedPrecision, sharding: Sharding | None
 ) -> tuple[Job, dict[Choice, str | None]]:
     """Decide the open choices; return, for each of these, why it is off, or None."""
-    objections = {}
+    objections: dict[Choice, str | None] = {}
+    if all(getattr(job, choice) is not None for choice in CHOICES):
+        return job, objections
     planned = job
     if ENGINES[job.engine].sharding_options == "zero" and job.zero_stage is None and sharding is not None:
         stage = SHARDINGS[sharding].zero_stage or 0

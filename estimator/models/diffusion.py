@@ -98,6 +98,9 @@ class DiffusionSpec(ModelSpec):
         """Mean parameters of a block, residual or transformer."""
         return (self.parameters - self.unet.outer_parameters) // self.unet.units
 
+    def check_lora_targets(self, targets: Iterable[str]) -> None:
+        """Accept any targets: adapters are on both attentions of every block."""
+
     def lora_parameters(
         self,
         rank: int,

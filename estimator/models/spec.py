@@ -100,6 +100,10 @@ class ModelSpec(ModelShape):
             count += sum(parameters.magnitudes(self, group, experts=not family_code) for group in groups)
         return count
 
+    def check_lora_targets(self, targets: Iterable[str]) -> None:
+        """Raise UserError for a target that the model does not have."""
+        self._groups(targets, joined=False)
+
     def _groups(self, targets: Iterable[str], *, joined: bool) -> list[tuple[str, ...]]:
         """Return the matrices that ``targets`` name, each as the projections fused into it."""
         shapes, family_linears = self.linear_shapes, family_of(self.family).linears

@@ -23,7 +23,7 @@ from estimator.planning.places import Place
 from estimator.planning.start_up import start_up
 from estimator.risk import least_capacity, out_of_memory_risk, verdict_of
 from estimator.setup import Setup
-from estimator.vocabulary import ENGINES, SHARDINGS, Device, LaunchedPrecision, Recompute, Task
+from estimator.vocabulary import ENGINES, SHARDINGS, Device, LaunchedPrecision, Recompute, Sharding, Task
 
 if TYPE_CHECKING:
     from estimator.calibration import Calibration
@@ -196,6 +196,7 @@ class Search:
         self.accepts_tight = accepts_tight
         self.ladders = Ladders(job, precision, device)
         self.evidence = evidence or Evidence()
+        self._decided: dict[tuple[Device, LaunchedPrecision, Sharding], Job] = {}
         self._setups: dict[Layout, Setup] = {}
         self._states: dict[tuple[int, int, Spread], int] = {}
         self._estimates: dict[tuple[Layout, str | None], MemoryEstimate] = {}
@@ -341,7 +342,10 @@ class Search:
     def setup(self, layout: Layout) -> Setup:
         """Return the training step of a layout."""
         if layout not in self._setups:
-            self._setups[layout] = setup_of(self.job, layout)
+            key = (layout.device, layout.precision, layout.sharding)
+            if key not in self._decided:
+                self._decided[key] = automatic.with_choices(self.job, *key)
+            self._setups[layout] = setup_of(self._decided[key], layout)
         return self._setups[layout]
 
     def total_state_bytes(self, gpu: Gpu | None) -> int:
