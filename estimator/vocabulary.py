@@ -265,10 +265,8 @@ class QuantizationSpec:
 
 
 QUANTIZATIONS: Mapping[str, QuantizationSpec] = {
-    "nf4-double": QuantizationSpec(
-        description="4 bits per weight (NF4), their scales in 8", weight_bytes=0.516
-    ),
-    "nf4": QuantizationSpec(description="4 bits per weight (NF4), their scales in 32", weight_bytes=0.5625),
+    "nf4-double": QuantizationSpec(description="4 bits per weight (NF4), 8-bit scales", weight_bytes=0.516),
+    "nf4": QuantizationSpec(description="4 bits per weight (NF4), 32-bit scales", weight_bytes=0.5625),
     "int8": QuantizationSpec(description="8 bits per weight, a scale for each row", weight_bytes=1.0),
 }
 

@@ -207,7 +207,7 @@ def plan_rows(plan: Plan) -> tuple[tuple[str, str], ...]:
             f"sequence length {layout.seq_len:,}",
         ),
         (
-            "numbers",
+            "step",
             f"{layout.precision}, {layout.optimizer}, activation checkpointing {layout.checkpointing}",
         ),
         ("memory estimate", plan.prediction.memory.shows_basis),

@@ -15,6 +15,7 @@ from estimator.cli.steps import engine_of
 from estimator.errors import UserError
 from estimator.formatting import format_bytes, format_count, format_duration, format_parameters, format_usd
 from estimator.models.diffusion import DiffusionSpec
+from estimator.planning.report import describe_batch
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -155,10 +156,9 @@ def _layout(result: ConfigurationEstimate) -> str:
 
 def _step(result: ConfigurationEstimate) -> str:
     setup = result.setup
-    batch = setup.micro_batch_size * setup.accumulation * setup.data_parallel
+    length = setup.model.describe_length(setup.seq_len) + ("" if setup.fixed_length else " at most")
     parts = [
-        f"batch {batch} = {setup.micro_batch_size} x {setup.accumulation} x {setup.data_parallel}",
-        setup.model.describe_length(setup.seq_len) + ("" if setup.fixed_length else " at most"),
+        f"{describe_batch(setup)} of {length}",
         setup.precision + ("" if setup.fp8 == "none" else f" with fp8 {setup.fp8}"),
         setup.optimizer + (" in the backward pass" if setup.optimizer_in_backward else ""),
         f"checkpointing {setup.checkpointing}",
@@ -250,12 +250,12 @@ def _print_verdict(console: Console, result: ConfigurationEstimate) -> None:
     color = colors[peak.verdict] if peak.verdict else "default"
     console.print(Text.assemble(("Memory", "bold"), " ", (peak.describe(), color), place))
     console.print(f"Needs {_with_range(peak.needs_bytes, peak.needs_range)}")
-    console.print(f"range {peak.needs_basis}")
+    console.print(f"Range: {peak.needs_basis}")
     counter = "nvidia-smi" if result.setup.device == "cuda" else "the system"
     console.print(
         f"Expect {counter} to show {_with_range(peak.shows_bytes, peak.shows_range)} if memory is free"
     )
-    console.print(f"range {peak.shows_basis}")
+    console.print(f"Range: {peak.shows_basis}")
 
 
 def _requirements(result: ConfigurationEstimate) -> Table:

@@ -24,7 +24,7 @@ def _model(model: ModelSpec) -> str | None:
     if not model.causal:
         return f"grpo trains generative models, and {model.name} is an encoder"
     if family_of(model.family).code_elsewhere:
-        return f"transformers has no code of {model.family} models, of which {model.name} is one"
+        return f"transformers has no code for {model.family} models"
     if model.experts:
         return f"grpo: TRL is not tested here with mixture-of-experts models such as {model.name}"
     return None

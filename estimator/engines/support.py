@@ -392,11 +392,11 @@ def _loop_model(engine: str, model: ModelSpec) -> str | None:
     loop.
     """
     if not model.causal:
-        return f"{engine} trains the prediction of the next token, and {model.name} is an encoder"
+        return f"{model.name} is an encoder, and {engine} trains next-token prediction only"
     if family_of(model.family).code_elsewhere:
-        return f"transformers has no code of {model.family} models, of which {model.name} is one"
+        return f"transformers has no code for {model.family} models"
     if model.family == "mpt" and model.position_embeddings:
-        return f"transformers' mpt has no learned positions, and {model.name} has {model.position_embeddings}"
+        return f"{model.name} has learned positions, which transformers' mpt does not support"
     return _partial_rotation(model)
 
 

@@ -84,7 +84,7 @@ class Family:
     prompts_by_code:
         Its repositories have Python code that renders chats (folder `encoding`), and no chat template.
     experts_stay_16_bit:
-        Its code of the experts is not the common one of transformers 5, so QLoRA cannot quantize them.
+        transformers 5 implements its experts differently from other families, so QLoRA cannot quantize them.
     linears:
         Names of linear layers in the family's code -> their generic names. Those in one inner tuple are fused
         into one matrix.

@@ -23,7 +23,7 @@ MIN_TRADE_SPEEDUP = 2.0  # minimum speedup of a plan of about the same price to 
 SLOWEST_SHARE = {"job": 1 / 3, "GPUs": 1 / 2}
 PACES = {
     "job": "at least a third as fast as the fastest",
-    "GPUs": "more than half as fast as the fastest on as few GPUs",
+    "GPUs": "more than half as fast as the fastest with no more GPUs",
 }
 RejectionKind = Literal[
     "memory",
@@ -258,10 +258,10 @@ def describe_order(goals: Goals, capacity: str, tokens: int | None, *, priced: b
     """Describe the order of :func:`sort_candidates` in one line; ``priced``: whether prices are known."""
     availability = "low on-demand availability, " if capacity == "usual" else ""
     first = goals.order if priced else goals.unpriced_order
-    ties = f"plans within {100 * TIE_MARGIN:.0f} % are treated as ties"
+    ties = f"ties (within {100 * TIE_MARGIN:.0f} %)"
     hourly = "lower price per hour, " if priced else ""
     measure = paced_by(goals, tokens) if priced else None
-    ties += f": first those {PACES[measure]}, then" if measure else ": then"
+    ties += f": first those {PACES[measure]}, then" if measure else ":"
     last = f"last: {availability}GPUs without a measured run, machines used in part"
     return f"{first}; {ties} {hourly}fewer GPUs, simpler layout; {last}"
 

@@ -186,16 +186,16 @@ def _parallelism(job: Job, layout: Layout) -> list[str]:
 
 def _micro_batch(search: Search, candidate: Candidate) -> str:
     job, layout = search.job, candidate.layout
+    micro = f"micro batch {layout.micro_batch_size}"
+    if layout.accumulation > 1:
+        micro += f" ({layout.accumulation} forward passes per step)"
     if job.micro_batch_size:
-        micro = f"micro batch {layout.micro_batch_size}, as requested"
-    elif layout.pipeline_parallel > 1:
-        micro = f"micro batch {layout.micro_batch_size}: least idle time of the pipeline"
-    elif layout.accumulation == 1:
-        micro = f"micro batch {layout.micro_batch_size}: the complete batch fits at once"
-    else:
-        micro = f"micro batch {layout.micro_batch_size}: {_why_so_small(search, candidate)}"
-    passes = "1 forward pass" if layout.accumulation == 1 else f"{layout.accumulation} forward passes"
-    return f"{micro} ({passes} per step of {layout.global_batch_size})"
+        return f"{micro}, as requested"
+    if layout.pipeline_parallel > 1:
+        return f"{micro}: least idle time of the pipeline"
+    if layout.accumulation == 1:
+        return f"{micro}: the complete batch fits in one forward pass"
+    return f"{micro}: {_why_so_small(search, candidate)}"
 
 
 def _why_so_small(search: Search, candidate: Candidate) -> str:
@@ -307,13 +307,13 @@ def of_machine(
     elif target.instance_type:
         line = f"{size}: {place.name}, as requested"
     elif best.speed.tokens_per_second is not None and goals.by_speed:
-        line = f"{size}: {place.name} is {_fastest(best, rivals, tokens)} of {machines}"
+        line = f"{size}: of {machines}, {place.name} is {_fastest(best, rivals, tokens)}"
     elif best.usd_per_token is not None:
-        line = f"{size}: {place.name} is {_cheapest(best, rivals, goals, tokens)} of {machines}"
+        line = f"{size}: of {machines}, {place.name} is {_cheapest(best, rivals, goals, tokens)}"
     elif best.speed.tokens_per_second is not None:
         line = (
-            f"{size}: {place.name} needs the fewest GPU-hours, or within {100 * TIE_MARGIN:.0f} % of "
-            f"them, of {machines}; prices are unknown"
+            f"{size}: of {machines}, {place.name} needs the fewest GPU-hours, or at most "
+            f"{100 * TIE_MARGIN:.0f} % more; prices are unknown"
         )
     else:
         line = f"{size}: {place.name} fits; {unknown(best, goals)}"
@@ -361,10 +361,10 @@ def _cheapest(best: Candidate, candidates: list[Candidate], goals: Goals, tokens
     ties = [item for item in candidates if cost(item) <= least * (1 + TIE_MARGIN)]
     measure = paced_by(goals, tokens)
     passes_over = any(hourly(item) < hourly(best) for item in ties)
-    pace = f", and {PACES[measure]}" if measure is not None and passes_over else ""
+    pace = f" and {PACES[measure]}" if measure is not None and passes_over else ""
     return (
         f"the cheapest per hour ({format_usd(best.usd_per_hour)}) of those within {100 * TIE_MARGIN:.0f} % "
-        f"of the lowest price ({amount}){pace},"
+        f"of the lowest price ({amount}){pace}"
     )
 
 
@@ -379,7 +379,7 @@ def _fastest(best: Candidate, candidates: list[Candidate], tokens: int | None) -
     if time(best) <= min(map(time, candidates)):
         return "the fastest"
     choice = "the cheapest per hour" if best.usd_per_hour is not None else "the smallest"
-    return f"{choice} of those within {100 * TIE_MARGIN:.0f} % of the fastest,"
+    return f"{choice} of those within {100 * TIE_MARGIN:.0f} % of the fastest"
 
 
 def missed_goals_note(candidate: Candidate) -> list[str]:

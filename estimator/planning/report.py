@@ -14,6 +14,7 @@ from estimator.formatting import (
     format_usd,
 )
 from estimator.plan import Layout, LearningRate, Plan, Prediction, Request
+from estimator.setup import Setup
 from estimator.vocabulary import SHARDINGS, TASKS
 
 LABEL = 12  # width of the left column
@@ -89,21 +90,28 @@ def _steps(plan: Plan, prepare: Request, evaluate: Request) -> str:
 
 def _layout(plan: Plan) -> str:
     layout = plan.layout
-    factors = f"{layout.micro_batch_size} x {layout.accumulation} x {layout.data_parallel}"
-    parts = [
-        f"{format_count(layout.world_size, 'process')} on {layout.device}, {describe_layout(layout)}",
-        f"batch {layout.global_batch_size} = {factors}",
-        plan.length,
-        layout.precision,
-        layout.optimizer,
-        f"checkpointing {layout.checkpointing}",
-        *plan.accelerations,
-    ]
+    options = [layout.precision, layout.optimizer, *plan.accelerations]
     if layout.offload != "none":
-        parts.append(f"optimizer offloaded to the {layout.offload.upper()}")
+        options.append(f"optimizer offloaded to the {layout.offload.upper()}")
     if layout.optimizer_in_backward:
-        parts.append("optimizer in the backward pass")
-    return ", ".join(parts)
+        options.append("optimizer in the backward pass")
+    return (
+        f"{format_count(layout.world_size, 'process')} on {layout.device}, {describe_layout(layout)}; "
+        f"{describe_batch(layout)} of {plan.length}; activation checkpointing {layout.checkpointing}; "
+        + ", ".join(options)
+    )
+
+
+def describe_batch(layout: Layout | Setup) -> str:
+    """Format the global batch and its factors: "batch 64 (micro batch 2 x 8 accumulated x 4 processes)"."""
+    batch = layout.micro_batch_size * layout.accumulation * layout.data_parallel
+    factors = [f"micro batch {layout.micro_batch_size}"]
+    if layout.accumulation > 1:
+        factors.append(f"{layout.accumulation} accumulated")
+    if layout.data_parallel > 1:
+        kind = "processes" if layout.data_parallel == layout.world_size else "replicas"
+        factors.append(f"{layout.data_parallel} {kind}")
+    return f"batch {batch} ({' x '.join(factors)})"
 
 
 def describe_gpus(request: Request) -> str:
@@ -135,7 +143,7 @@ def _sharding(name: str) -> str:
 
 def _memory(plan: Plan, width: int) -> list[str]:
     memory, on_gpu = plan.prediction.memory, plan.layout.device == "cuda"
-    text = f"{memory.describe()} (each {'GPU' if on_gpu else 'process'})"
+    text = f"{memory.describe()} per {'GPU' if on_gpu else 'process'}"
     if on_gpu:
         text += f"; host {format_bytes(memory.host_bytes)} per node"
     lines = _row("Memory", text, width)
@@ -144,11 +152,12 @@ def _memory(plan: Plan, width: int) -> list[str]:
         bar = "#" * round(min(BAR, max(width - LABEL - 34, 0)) * value / largest) if largest else ""
         lines.append(f"{'':{LABEL}}{name:<22}{format_bytes(value):>10}  {bar}".rstrip())
     needs = f"needs {format_bytes(memory.needs_bytes)}, at most {format_bytes(memory.needs_range[1])}"
-    shows = f"will show {format_bytes(memory.shows_bytes)}, at most {format_bytes(memory.shows_range[1])}"
+    counter = "nvidia-smi" if on_gpu else "resident memory"
+    shown = f"{format_bytes(memory.shows_bytes)}, at most {format_bytes(memory.shows_range[1])}"
     return [
         *lines,
         *_row("", f"{needs}; {memory.needs_basis}", width),
-        *_row("", f"{shows}; {memory.shows_basis}", width),
+        *_row("", f"{counter} will show {shown}; {memory.shows_basis}", width),
     ]
 
 
@@ -194,7 +203,7 @@ def _speed(plan: Plan) -> str:
             else ""
         )
     elif prediction.start_up is not None:
-        text += f", after {format_duration(prediction.start_up.hours * 3600)} to start"
+        text += f", {format_duration(prediction.start_up.hours * 3600)} to start"
     if prediction.mfu is not None:
         text += f", MFU {prediction.mfu:.0%}"
     return f"{text}; {prediction.throughput_basis}"

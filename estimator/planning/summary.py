@@ -11,6 +11,7 @@ from estimator.formatting import MIB, format_bytes, format_duration, format_para
 from estimator.plan import Plan, Request
 from estimator.planning.report import (
     LABEL,
+    describe_batch,
     describe_gpus,
     describe_hours,
     describe_layout,
@@ -134,13 +135,10 @@ def _time(plan: Plan) -> str:
 def _step(plan: Plan) -> str:
     layout = plan.layout
     processes = "1 process" if layout.world_size == 1 else f"{layout.world_size} processes"
-    factors = f"{layout.micro_batch_size} x {layout.accumulation} x {layout.data_parallel}"
-    checkpointing = f"{'with' if layout.activation_checkpointing else 'without'} activation checkpointing"
-    if layout.checkpointing not in ("off", "full"):
-        checkpointing += f" ({layout.checkpointing})"
+    options = ", ".join([layout.precision, *plan.accelerations])
     return (
-        f"{processes}, {describe_layout(layout)}, batch {layout.global_batch_size} = {factors}, "
-        + ", ".join([plan.length, layout.precision, checkpointing, *plan.accelerations])
+        f"{processes}, {describe_layout(layout)}; {describe_batch(layout)} of {plan.length}; "
+        f"activation checkpointing {layout.checkpointing}; {options}"
     )
 
 

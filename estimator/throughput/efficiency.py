@@ -148,23 +148,23 @@ def basis_of(setup: Setup, gpu: Gpu, table: Efficiency) -> str:
     rate = products_rate(gpu, setup.precision, table) or 0.0
     peak = gpu.peak_flops(product_type(setup.precision))
     kind, method = kernels(setup), "adapters" if setup.adapters else "full training"
-    text = f"products at {rate / 1e12:,.3g} TFLOPS"
+    text = f"matrix products at {rate / 1e12:,.3g} TFLOPS"
     if peak is not None and setup.precision != "fp32":
         text += f", {rate / peak:.0%} of the peak"
     exact = table.table.get(("runs", f"{gpu.architecture} {kind} {method}"))
     if exact is not None:
         runs = f"{format_count(exact.rows, 'published run')} of {method} with {kind} kernels"
-        text += f", after {runs} on {gpu.architecture} ({exact.source})"
+        text += f", from {runs} on {gpu.architecture} ({exact.source})"
     else:
         architecture_runs = table.table.get(("runs", gpu.architecture or ""))
         text += (
-            f", after {format_count(architecture_runs.rows, 'published run')} on {gpu.architecture}; "
+            f", from {format_count(architecture_runs.rows, 'published run')} on {gpu.architecture}; "
             f"interpolated, as none of them is {method} with {kind} kernels"
             if architecture_runs is not None
-            else f"; interpolated, as no run on {gpu.architecture} was published: after its best product"
+            else f", interpolated from its best product, as no run on {gpu.architecture} is published"
         )
     if setup.model.experts and kind != "fused":
         text += "; experts at the rate of Megatron's kernels, as no others are published"
     if ("runs", gpu.name) not in table.table:
-        text += f"; none on the {gpu.name} itself"
+        text += f"; no published run on the {gpu.name} itself"
     return text

@@ -63,7 +63,7 @@ def test_low_availability_ranks_last_with_a_reason_unless_capacity_is_any() -> N
     whatever = plans(FULL, WHATEVER, top=500)
     marks = [bool(made.prediction.low_availability) for made in whatever.plans if _has_known_memory(made)]
     assert marks != sorted(marks)
-    assert "rarely" not in whatever.order
+    assert "availability" not in whatever.order
 
 
 def _gpus_of(made: Plan) -> tuple[object, ...]:

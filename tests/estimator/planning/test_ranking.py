@@ -63,7 +63,7 @@ def test_the_reason_states_in_which_sense_a_machine_is_the_cheapest() -> None:
         least = min(c.usd_per_token or 9 for c in weighted)
         words = " ".join(build_plan(survey, best, (), best).why)
         cheapest = best.usd_per_token == least
-        assert ("is the cheapest per token of" in words) == cheapest
+        assert ("is the cheapest per token" in words) == cheapest
         assert (f"within 20 % of the lowest price (${least * 1e6:.2f} per million" in words) != cheapest
         seen.add(cheapest)
     assert seen == {True, False}
@@ -84,7 +84,7 @@ def test_the_quoted_cheapest_price_is_within_the_margin_that_the_reason_states(
     best = survey.candidates[0]
     words = " ".join(build_plan(survey, best, (), best).why)
     quoted = re.search(r"within 20 % of the lowest price \(\$([\d.]+) per million", words)
-    assert quoted is not None or "is the cheapest per token of" in words
+    assert quoted is not None or "is the cheapest per token" in words
     assert quoted is None or (best.usd_per_token or 9) * 1e6 <= 1.2 * float(quoted[1]) + 0.01
 
 

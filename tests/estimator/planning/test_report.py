@@ -23,7 +23,7 @@ def test_a_report_shows_request_memory_price_and_reasons_within_the_width(width:
     for word in (
         "llama-70b",
         chosen.request.instance_type or "",
-        "to spare (each GPU)",
+        "to spare per GPU",
         "tokens/s",
         "$",
         "prices of 2026",

@@ -44,9 +44,9 @@ def test_an_engine_supports_exactly_its_listed_families(engine: str) -> None:
 @pytest.mark.parametrize("engine", ["deepspeed", "fsdp2"])
 def test_the_loop_engine_refuses_models_and_packing_by_family(engine: str) -> None:
     reasons = {
-        "qwen-7b": "transformers has no code of qwen",
+        "qwen-7b": "transformers has no code for qwen",
         "bert-base-cased": "an encoder",
-        "mpt-pretrain-7b": "no learned positions",
+        "mpt-pretrain-7b": "learned positions",
     }
     for name, because in reasons.items():
         assert because in (unsupported(engine, Settings(seq_len=256), models.find(name)) or "")
