@@ -28,6 +28,7 @@ MEANINGS = {
     "launch of experts": "the same, in addition, for a layer of experts",
     "launch of adapters": "the same, in addition, for a layer with adapters",
     "launch of tensor": "the same, in addition, under tensor parallelism",
+    "launch on Grace": "time of a Grace CPU to launch a kernel over that of an x86 host",
     "gain": "rate of matrix products in this recipe over bf16",
 }
 
@@ -118,12 +119,15 @@ SPECS = (
     Spec("launch", "*", 0.001, 0.7),
     Spec("launch", "deepspeed", 0.0015, 0.7),
     Spec("launch", "deepspeed zero3", 0.010, 0.7),
+    Spec("launch", "deepspeed zero3 alone", 0.005, 0.7),  # its hooks without the collectives
     Spec("launch", "megatron", 0.0005, 0.7),
     Spec("launch of adapters", "*", 0.0005, 0.7),
     Spec("launch of adapters", "transformers", 0.0025, 0.7),
     Spec("launch of adapters", "deepspeed", 0.0025, 0.7),
     Spec("launch of experts", "*", 0.004, 0.7),
+    Spec("launch of experts", "attention-graph", 0.002, 0.7),
     Spec("launch of experts", "full-graph", 0.001, 0.7),
+    Spec("launch on Grace", "*", 1.0, 0.5),
     Spec("launch of tensor", "*", 0.0005, 0.7),
     Spec("launch of tensor", "eager", 0.005, 0.7),
     Spec("gain", "Hopper tensorwise", 1.5, 0.2),

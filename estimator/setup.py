@@ -114,6 +114,9 @@ class Setup:
     virtual_stages: int = 1  # model chunks of each pipeline stage
     schedule: Schedule = "none"
     expert: int = 1
+    # a token is sent once for each of its experts (all-to-all), not once to each process (DeepEP, HybridEP);
+    # None: the default of the engine
+    dispatch_by_expert: bool | None = None
 
     micro_batch_size: int = 1  # sequences (of tasks with pairs: pairs) for each process and forward pass
     accumulation: int = 1  # forward passes for each optimizer step; with a pipeline: its micro batches
@@ -253,6 +256,16 @@ class Setup:
     def copies_experts(self) -> bool:
         """Whether each forward pass adds adapters to a copy of a block's experts, as PEFT's do."""
         return self.lora_experts and self.adapters and self.runs_loop
+
+    @property
+    def token_copies(self) -> int:
+        """Number of experts of a token that share one message to their process.
+
+        1: a message for each expert, as in torchtitan by default. Megatron-Bridge's recipes use DeepEP and
+        HybridEP by default.
+        """
+        by_expert = self.engine != "megatron" if self.dispatch_by_expert is None else self.dispatch_by_expert
+        return 1 if by_expert else max(self.model.experts_per_token, 1)
 
     @property
     def idle_blocks(self) -> int:

@@ -52,9 +52,10 @@ def setup_of(cells: Cells, gpu: Gpu | None) -> Setup:
         engine_version=vocabulary.version_of(
             cells.text("framework"),
             cells.text("loss_impl"),
-            f"{cells.text('locator')}; {cells.text('compute_dtype')}; {cells.text('notes')}",
+            cells.text("notes"),
             engine,
         ),
+        dispatch_by_expert=vocabulary.dispatches_by_expert(cells.text("notes"), engine),
         method=method,
         task=task,
         reference_copy="trl" in cells.text("framework").lower(),

@@ -87,6 +87,8 @@ def _row(cells: Cells) -> PublishedRow:
         throughput_skip = "tokens/s of one GPU or of all: the publication doesn't say"
     elif re.search("gptq|awq|hqq", cells.text("quant").lower()):
         throughput_skip = "kernels of such 4-bit weights unpack them at a speed of their own"
+    elif "slow PCIe" in cells.text("notes"):
+        throughput_skip = "the publication states that its links are slower than the GPU's, not their rate"
     elif "short samples" in cells.text("packing"):
         throughput_skip = "its samples are shorter than the sequence length, by how much is not stated"
     setup, unread = None, None

@@ -81,24 +81,23 @@ def alias_of(framework: str) -> str | None:
     return next((engine for word, engine in _ALIASES if word in text), None)
 
 
-def version_of(framework: str, loss: str, details: str, engine: Engine) -> str:
+def version_of(framework: str, loss: str, notes: str, engine: Engine) -> str:
     """Return the version in ``estimator/data/implementations.csv`` that the framework ran; "" is current.
 
     torchtitan had both FSDPs only in spring 2024, torchtune's norms stored fewer activations up to 0.4, and
     litgpt's tables of October 2023 and January 2024 predate its use of StableEmbedding for quantized models.
     transformers' use_liger_kernel, which brings Liger's loss, replaces norms and MLPs as well.
-    fms-acceleration's fast kernels are Unsloth's RMSNorm and rotary embedding. Megatron-Bridge's recipes in
-    MXFP8 for experts run as one CUDA graph from NeMo 26.06 on (perf_recipes/*/common.py, cuda_graph_impl).
-    ``details``: place, type of computation and notes of the row.
+    fms-acceleration's fast kernels are Unsloth's RMSNorm and rotary embedding. Rows of Megatron-Bridge note
+    the CUDA graphs of their recipe: cuda_graph_impl and cuda_graph_scope in scripts/performance/configs, from
+    0.6 on src/megatron/bridge/perf_recipes, at the tag of the release. ``notes``: notes of the row.
     """
-    if engine == "megatron" and (release := _NEMO.search(details)):
-        is_graph = (int(release[1]), int(release[2])) >= (26, 6) and "mxfp8" in details.lower()
-        return "full-graph" if is_graph else ""
+    if engine == "megatron":
+        return next((version for words, version in _GRAPHS.items() if words in notes), "")
     if engine == "deepspeed" and "liger" in loss.lower():
         return "liger"
     if engine in ("fsdp2", "transformers") and "liger kernels" in loss.lower():
         return "liger"
-    if engine == "transformers" and "unsloth triton ce, rmsnorm, rope" in details.lower():
+    if engine == "transformers" and "unsloth triton ce, rmsnorm, rope" in notes.lower():
         return "unsloth"
     if engine == "transformers" and "peft<0.8" in framework.lower():
         return "peft-0.7"
@@ -113,11 +112,23 @@ def version_of(framework: str, loss: str, details: str, engine: Engine) -> str:
     return "0.4" if engine == "torchtune" and framework.endswith(" 0.4") else ""
 
 
-_NEMO = re.compile(r"(\d\d)\.(\d\d)[.\d]* NeMo Container")
+_GRAPHS = {
+    "one CUDA graph": "full-graph",
+    "CUDA graphs of attention and router": "attention-graph",
+}
 # Frameworks that train with transformers' Trainer; others around transformers have custom loops.
 _TRAINER = re.compile("trainer|trl|sft|swift|axolotl|factory|autotrain|unsloth|alpaca", re.IGNORECASE)
 # Frameworks that don't prepare a quantized model with PEFT's prepare_model_for_kbit_training
 _OWN_PREPARATION = re.compile("raw loop|fsdp|unsloth|axolotl|factory", re.IGNORECASE)
+
+
+def dispatches_by_expert(notes: str, engine: Engine) -> bool | None:
+    """Return whether a token is sent once for each of its experts; None if the notes don't state it."""
+    if engine not in ("megatron", "torchtitan"):
+        return None
+    if re.search("hybridep|deepep", notes.lower()):
+        return False
+    return True if "all-to-all" in notes.lower() else None
 
 
 def upcasts_frozen(framework: str, quant: str, notes: str, engine: Engine, *, quantized: bool) -> bool:

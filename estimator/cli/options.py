@@ -118,6 +118,14 @@ class SetupOptions(SharedOptions):
     looped_experts: Annotated[
         bool, option(_ADAPT, "Compute experts one after another, like transformers 4.", "--looped-experts")
     ] = False
+    dispatch_by_expert: Annotated[
+        bool | None,
+        option(
+            _ADAPT,
+            "Send a token once for each of its experts (all-to-all) instead of once to each process.",
+            "--dispatch-by-expert/--no-dispatch-by-expert",
+        ),
+    ] = None
     precision: Annotated[str | None, common("precision", choices=get_args(vocabulary.Precision))] = None
     average: Annotated[bool, option(_ADAPT, "Keep a moving average of the weights.", "--ema")] = False
     encoders: Annotated[

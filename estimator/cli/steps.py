@@ -86,6 +86,7 @@ def setup_from(options: SetupOptions, model: ModelSpec, gpus: int, gpu: Gpu | No
         upcast_frozen=options.upcast_frozen,
         undivided_base=options.undivided_base,
         looped_experts=options.looped_experts,
+        dispatch_by_expert=options.dispatch_by_expert,
         precision=precision,  # type: ignore[arg-type]
         fp8=options.fp8,  # type: ignore[arg-type]
         optimizer=options.optimizer,  # type: ignore[arg-type]

@@ -76,6 +76,7 @@ def check_estimate(options: SetupOptions, place: PlaceOptions, setup: Setup) -> 
         (task.compares and not setup.adapters, ("reference_copy",), "--task dpo and --method full"),
         (task.draws_answers, ("reward_parameters",), "--task grpo"),
         (bool(setup.model.experts), ("looped_experts",), "a mixture of experts"),
+        (setup.expert > 1, ("dispatch_by_expert",), "--expert above 1"),
         (setup.optimizer == "adamw", ("fused_optimizer",), "--optimizer adamw"),
         (SHARDINGS[setup.sharding].fsdp, ("flat_parameters",), "--sharding fsdp on several GPUs"),
         (setup.tensor > 1, ("sequence_parallel",), "--tp"),

@@ -280,9 +280,8 @@ def rejection_by_goals(candidate: Candidate, goals: Goals, tokens: int | None) -
             )
         if hours > goals.deadline_hours:
             excess = hours / goals.deadline_hours - 1
-            reason = (
-                f"takes {format_duration(hours * 3600)} of {goals.deadline_hours:g} h: {percent(excess)} over"
-            )
+            limit = format_duration(goals.deadline_hours * 3600)
+            reason = f"takes {format_duration(hours * 3600)} of {limit}: {percent(excess)} over"
             return Rejection(what=candidate.hardware, reason=reason, kind="deadline", over=excess)
     if goals.budget_usd is not None:
         if usd is None:

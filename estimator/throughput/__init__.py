@@ -209,7 +209,8 @@ def speed(
         return Speed(None, generated.basis)
     tokens = setup.sequences * setup.seq_len * setup.data_parallel * setup.accumulation
     trained, generation = parts.total, (0.0, 0.0)  # seconds, of drawing at the fast and at the slow end
-    is_launch_bound = launch_seconds(setup, load, table) * setup.accumulation > parts.kernel_times.total
+    launched = launch_seconds(setup, load, table) * host_slowdown(gpu, table)
+    is_launch_bound = launched * setup.accumulation > parts.kernel_times.total
     if generated is not None and generated.seconds is not None:
         generation = generated.seconds
         parts = replace(parts, generation=math.sqrt(generation[0] * generation[1]))
@@ -273,10 +274,11 @@ def step(setup: Setup, load: Work, gpu: Gpu, times: Times, table: Efficiency) ->
     """Return the seconds of one optimizer step by part."""
     kind, power = kernels(setup), table.of("overlap")
     computing = kernel_seconds(setup, load, gpu, table)
-    launched = launch_seconds(setup, load, table)
-    outside, updating = _launch_seconds_outside(setup, table)
+    slowdown = host_slowdown(gpu, table)
+    launched = launch_seconds(setup, load, table) * slowdown
+    outside, updating = (seconds * slowdown for seconds in _launch_seconds_outside(setup, table))
     if setup.looped_experts and setup.model.experts:  # the host waits for the tokens of each expert
-        waited = load.layers * table.of("launch of experts", setup.engine_version, setup.engine)
+        waited = load.layers * table.of("launch of experts", setup.engine_version, setup.engine) * slowdown
         busy = waited + max(
             _overlapped(computing.total, launched - waited, power), launched - waited + outside
         )
@@ -319,9 +321,15 @@ def kernel_seconds(setup: Setup, load: Work, gpu: Gpu, table: Efficiency) -> Ker
         attention_rate *= table.of("masked attention")
     memory_bound = (load.moved + load.copied) * table.of("moved", kind) / bandwidth
     memory_bound += load.dequantized * table.of("dequantized", f"{setup.engine} {kind}", kind) / bandwidth
+    memory_bound += load.quantized / bandwidth
     return KernelTimes(
         products=products, attention=load.attention / attention_rate, memory_bound=memory_bound
     )
+
+
+def host_slowdown(gpu: Gpu, table: Efficiency) -> float:
+    """Return the time that the GPU's host takes to launch a kernel, over that of an x86 host."""
+    return table.of("launch on Grace") if gpu.name.startswith(("GB", "GH")) else 1.0
 
 
 def launch_seconds(setup: Setup, load: Work, table: Efficiency) -> float:
@@ -337,8 +345,14 @@ def launch_seconds(setup: Setup, load: Work, table: Efficiency) -> float:
 
 
 def _block_launch(setup: Setup, table: Efficiency) -> float:
-    """Return the seconds in which the host launches one block's eager kernels, forward and backward."""
-    return table.of("launch", f"{setup.engine} {setup.sharding}", setup.engine)
+    """Return the seconds in which the host launches one block's eager kernels, forward and backward.
+
+    DeepSpeed's ZeRO-3 gathers nothing in a single process (0.19.8, runtime/zero/partition_parameters.py,
+    NoGatherCoalescedHandle).
+    """
+    scope = f"{setup.engine} {setup.sharding}"
+    alone = (f"{scope} alone",) if setup.world_size == 1 else ()
+    return table.of("launch", *alone, scope, setup.engine)
 
 
 def _launch_seconds_outside(setup: Setup, table: Efficiency) -> tuple[float, float]:
@@ -367,7 +381,8 @@ def _paged_bytes(setup: Setup, gpu: Gpu, parameters: float) -> float:
     if not setup.optimizer.startswith("paged"):
         return 0.0
     size = 4 if setup.precision == "fp32" else 2
-    states = 2 * parameters * (1 if "8bit" in setup.optimizer else size)
+    # bitsandbytes 0.50.2, optim/optimizer.py, init_state: 32-bit states are fp32 whatever the weights are
+    states = 2 * parameters * (1 if "8bit" in setup.optimizer else 4)
     resident = weights_of(setup.model).all * size + (0 if setup.optimizer_in_backward else parameters * size)
     return 2 * min(states, max(resident + states - gpu.usable_bytes, 0.0))
 

@@ -71,14 +71,16 @@ class Links:
     def exchange(self, volume: float, group: int, stride: int = 1, copies: int = 1) -> float | None:
         """Return the seconds of an all-to-all of ``volume`` bytes per process; None if unknown.
 
-        ``copies``: number of receivers of the same data. It is sent to each domain only once (DeepSeek-V3,
-        arXiv:2412.19437, section 3.2.2; Megatron's HybridEP).
+        ``copies``: number of receivers of the same data. It is sent only once to each domain, and to each
+        process of the sender's domain (DeepSeek-V3, arXiv:2412.19437, section 3.2.2).
         """
         local_group = min(max(self.domain // stride, 1), group)
         domains = group / local_group
-        # Expected number of the other domains that hold at least one of this many random receivers
+        # Expected number of the other domains, and processes of the own one, with at least one of this many
+        # random receivers
         other_domains = (domains - 1) * (1 - (1 - 1 / domains) ** copies)
-        intra = self._inside(volume * (local_group - 1) / group)
+        other_processes = (local_group - 1) * (1 - (1 - 1 / group) ** copies)
+        intra = self._inside(volume / copies * other_processes)
         inter = self._between(volume / copies * other_domains * self.domain)
         return None if intra is None or inter is None else max(intra, inter)
 
@@ -277,7 +279,7 @@ def communication_seconds(setup: Setup, wires: Links) -> Times | None:
     group = shard if SHARDINGS[setup.sharding].weights else shard * setup.replicate
     times = {
         "tensor": wires.ring(volume.tensor, tensor),
-        "expert": wires.exchange(volume.expert, setup.expert, tensor, max(setup.model.experts_per_token, 1)),
+        "expert": wires.exchange(volume.expert, setup.expert, tensor, setup.token_copies),
         "context": wires.ring(volume.context, setup.context, tensor),
         "gather": wires.ring(volume.gather, shard, tensor),
         "reduce": wires.ring(volume.reduce, group, tensor),

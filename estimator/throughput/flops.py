@@ -55,6 +55,16 @@ FUSED_LOGIT_BYTES = 10
 # get_original_weight): for the two weights of each byte shifted, masked and made 64-bit indices (22), looked
 # up (20), scales repeated and multiplied (16), and put side by side (8)
 TORCHAO_EAGER_BYTES = 66 / 2
+# Bytes to quantize one element of a product's input, or of its result's gradient, counted from the recipes:
+# 2 to find the scale of a complete tensor or row (MX and NVFP4 scale 32 and 16 neighbors; NVFP4 also the
+# tensor), 2 to read, 1 (NVFP4: 0.5) to write along rows and again along columns; "rowwise" scales twice
+QUANTIZED_BYTES = {
+    "tensorwise": 2 + 2 + 2,
+    "te": 2 + 2 + 2,
+    "rowwise": 2 * (2 + 2 + 1),
+    "mxfp8": 2 + 2,
+    "nvfp4": 2 + 2 + 1,
+}
 # FSDP2 in one process (torch 2.11, distributed/fsdp/_fully_shard): weights are copied for the forward and for
 # the backward pass; gradients into the type of their sum, which is copied, and added to those before
 REDUCED_COPY, ADDED = 8, 12
@@ -85,6 +95,7 @@ class Work:
     ``linear``, ``expert``, ``head`` and ``attention`` are FLOPs with recomputation; ``linear`` and
     ``expert`` may run in 8 or 4 bits. ``moved`` are bytes between products as eager kernels move them;
     ``weights`` bytes of weights read (and, where they are sharded, copied); ``dequantized`` weights unpacked;
+    ``quantized`` bytes to put inputs and gradients of products into 8 or 4 bits;
     ``copied`` bytes of weights and gradients that the engine copies for each micro batch, ``copied_once`` for
     each step.
     ``layers`` counts passes through a layer, forward and backward together being one; ``offloaded`` are bytes
@@ -98,6 +109,7 @@ class Work:
     moved: float
     weights: float
     dequantized: float
+    quantized: float
     copied: float
     copied_once: float
     layers: float
@@ -203,6 +215,7 @@ def work(setup: Setup) -> Work:
         weights=weight_bytes * passes
         + COPY_MOVES * copied * split * size * (1 + repeat_products + reference),
         dequantized=unpacked * passes,
+        quantized=tokens * stage * _quantized(setup, repeat_products),
         copied=_copied(setup),
         copied_once=DEEPSPEED_STEP * _trained(setup) if _wrapped(setup) else 0.0,
         layers=stage * model.layers * (1 + (repeat_rest + reference) / 3),
@@ -253,6 +266,28 @@ def _copied(setup: Setup) -> float:
         copied += 2 * 2 * weights.linear * QUANTIZATIONS[setup.quantization].weight_bytes
     reduced = 2 + 4 + REDUCED_COPY + ADDED * (setup.accumulation - 1) / setup.accumulation
     return copied + trained * reduced
+
+
+def _quantized(setup: Setup, repeated: float) -> float:
+    """Return the bytes per token that all layers' products take to quantize inputs and gradients.
+
+    Tensor parallelism divides the results of the first products of attention and MLP, and the inputs of their
+    last ones. ``repeated``: recomputed share of the forward pass.
+    """
+    size = QUANTIZED_BYTES.get(setup.fp8)
+    if size is None:
+        return 0.0
+    model, tensor = setup.model, setup.tensor
+    inputs = model.hidden + model.attention_out_dim / tensor
+    gradients = (model.q_dim + model.kv_dim + model.v_dim) / tensor + model.hidden
+    mlps = (
+        [(model.experts_per_token, model.ffn), (1, model.shared_ffn)] if model.experts else [(1, model.ffn)]
+    )
+    for count, width in mlps:
+        if width:
+            inputs += count * (model.hidden + width / tensor)
+            gradients += count * ((1 + model.gated_mlp) * width / tensor + model.hidden)
+    return size * model.layers * (inputs * (1 + repeated) + gradients)
 
 
 def _adapters_used(setup: Setup) -> float:

@@ -152,15 +152,29 @@ def test_a_recomputed_output_head_is_a_separate_loss_kind() -> None:
 
 
 @pytest.mark.parametrize(
-    ("framework", "details", "engine", "version"),
+    ("framework", "notes", "engine", "version"),
     [
         ("Transformers 4 Trainer", "foak = unsloth Triton CE, RMSNorm, RoPE", "transformers", "unsloth"),
         ("HF Trainer+PEFT<0.8", "", "transformers", "peft-0.7"),
         ("FSDP1 raw loop", "", "transformers", "loop"),
-        ("megatron-core/bridge", "26.06.01 NeMo Container; MXFP8", "megatron", "full-graph"),
-        ("megatron-core/bridge", "26.06 NeMo Container; FP8", "megatron", ""),
-        ("megatron-core/bridge", "26.04.01 NeMo Container; MXFP8", "megatron", ""),
+        ("megatron-core/bridge", "pretrain; one CUDA graph; HybridEP", "megatron", "full-graph"),
+        ("megatron-core/bridge", "CUDA graphs of attention and router", "megatron", "attention-graph"),
+        ("megatron-core/bridge", "CUDA graphs of the router; DeepEP", "megatron", ""),
     ],
 )
-def test_the_version_of_the_code_is_read(framework: str, details: str, engine: Engine, version: str) -> None:
-    assert vocabulary.version_of(framework, "", details, engine) == version
+def test_the_version_of_the_code_is_read(framework: str, notes: str, engine: Engine, version: str) -> None:
+    assert vocabulary.version_of(framework, "", notes, engine) == version
+
+
+@pytest.mark.parametrize(
+    ("notes", "engine", "by_expert"),
+    [
+        ("throughput only; HybridEP", "megatron", False),
+        ("DeepEP; Interleaved1F1B", "torchtitan", False),
+        ("standard all-to-all", "torchtitan", True),
+        ("throughput only", "megatron", None),
+        ("DeepEP", "deepspeed", None),
+    ],
+)
+def test_the_dispatch_of_tokens_is_read(notes: str, engine: Engine, by_expert: bool | None) -> None:
+    assert vocabulary.dispatches_by_expert(notes, engine) is by_expert

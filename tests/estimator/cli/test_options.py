@@ -56,6 +56,7 @@ CHANGES: dict[str, list[str]] = {
     "virtual_stages": ["--gpus", "2", "--pp", "2", "--virtual-stages", "2"],
     "schedule": ["--gpus", "2", "--pp", "2", "--schedule", "afab"],
     "expert": ["--model", "mixtral-8x7b", "--gpus", "2", "--ep", "2"],
+    "dispatch_by_expert": ["--model", "mixtral-8x7b", "--gpus", "2", "--ep", "2", "--dispatch-by-expert"],
     "micro_batch_size": ["--micro-batch-size", "3"],
     "accumulation": ["--accumulation", "3"],
     "seq_len": ["--seq-len", "512"],

@@ -45,7 +45,7 @@ def test_a_deadline_selects_the_cheapest_plan_that_meets_it() -> None:
     assert (1 + TIE_MARGIN) * usd(ranked.best) >= usd(free)
     late = [line for line in ranked.rejected if line.kind == "deadline"]
     assert late
-    assert all(f"h of {limit:g}" in line.reason for line in late)
+    assert all(f" of {format_duration(limit * 3600)}: " in line.reason for line in late)
 
 
 def test_a_budget_selects_the_fastest_plan_within_it() -> None:

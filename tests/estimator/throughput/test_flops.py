@@ -43,6 +43,16 @@ def test_matrix_products_of_a_step_equal_its_model_flops(name: str) -> None:
     assert products == pytest.approx(throughput.flops_per_token(setup), rel=0.02)
 
 
+def test_inputs_and_gradients_of_8_bit_products_are_quantized() -> None:
+    setup = Setup(model=LLAMA, engine="torchtitan")
+    assert work(setup).quantized == 0
+    inputs = 3 * LLAMA.hidden + LLAMA.ffn
+    gradients = LLAMA.q_dim + 2 * LLAMA.kv_dim + 2 * LLAMA.hidden + 2 * LLAMA.ffn
+    tensorwise, rowwise = (work(replace(setup, fp8=kind)).quantized for kind in ("tensorwise", "rowwise"))
+    assert tensorwise == 6 * setup.tokens * LLAMA.layers * (inputs + gradients)
+    assert rowwise / tensorwise == 10 / 6
+
+
 def test_full_checkpointing_repeats_the_forward_pass_of_the_layers_only() -> None:
     plain = work(Setup(model=LLAMA))
     again = work(Setup(model=LLAMA, checkpointing="full"))

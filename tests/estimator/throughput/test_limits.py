@@ -48,6 +48,7 @@ TABLE = Efficiency(
             "launch of experts": 0.02,
             "launch of adapters": 0.03,
             "launch of tensor": 0.04,
+            "launch on Grace": 3.0,
             "optimizer": 2.0,
             "overlap": 1.0,
             "hop": 0.0,
@@ -64,6 +65,7 @@ LOAD = Work(
     moved=3e11,
     weights=2e11,
     dequantized=1e11,
+    quantized=0.0,
     copied=1e11,
     copied_once=5e10,
     layers=10.0,
@@ -122,12 +124,12 @@ def test_an_optimizer_step_moves_the_states_of_one_process(
     assert optimizer_seconds(on_host, LOAD, GPU, TABLE) == pytest.approx(seconds)
 
 
-@pytest.mark.parametrize(("missing", "paged"), [(0, 0), (10**9, 10**9), (5 * 10**9, 4 * 10**9)])
+@pytest.mark.parametrize(("missing", "paged"), [(0, 0), (10**9, 10**9), (9 * 10**9, 8 * 10**9)])
 def test_a_paged_optimizer_transfers_states_that_do_not_fit_in_both_directions(
     missing: int, paged: int
 ) -> None:
     setup = Setup(model=LLAMA, optimizer="paged-adamw")
-    needed = 2 * LLAMA.parameters + 2 * 10**9 + 4 * 10**9  # weights, gradients and two moments in bf16
+    needed = 2 * LLAMA.parameters + 2 * 10**9 + 8 * 10**9  # weights and gradients in bf16, two fp32 moments
     card = replace(GPU, vram_bytes=needed - missing, driver_bytes=0)
     plain = optimizer_seconds(replace(setup, optimizer="adamw"), LOAD, card, TABLE)
     assert optimizer_seconds(setup, LOAD, card, TABLE) - plain == pytest.approx(2 * paged / 50e9)
@@ -180,6 +182,38 @@ def test_looped_experts_run_dense_products_and_wait_for_their_launches() -> None
     assert waited == pytest.approx(10 * overlap.of("launch of experts"), rel=0.01)
 
 
+def test_an_all_to_all_sends_a_token_once_for_each_of_its_experts() -> None:
+    setup = Setup(model=DEEPSEEK, engine="megatron", expert=64, sharding="zero1", shard=64)
+    setup = replace(setup, processes_per_node=8)
+    once, by_expert = (replace(setup, dispatch_by_expert=value) for value in (False, True))
+    assert (once.token_copies, by_expert.token_copies) == (DEEPSEEK.experts_per_token, 1)
+    assert setup.token_copies == once.token_copies
+    assert replace(setup, engine="torchtitan", sharding="fsdp").token_copies == 1
+    seconds = {}
+    for each in (once, by_expert):
+        times = communication_seconds(each, SLOW)
+        assert times is not None
+        seconds[each] = times.expert
+    assert seconds[once] == pytest.approx(seconds[by_expert] * 7 * (1 - (7 / 8) ** 8) / 8 / (7 / 8))
+
+
+def test_a_grace_host_launches_kernels_more_slowly() -> None:
+    setup = Setup(model=LLAMA)
+    empty = replace(LOAD, linear=0.0, expert=0.0, head=0.0, attention=0.0, moved=0.0, weights=0.0)
+    tiny = replace(empty, dequantized=0.0, copied=0.0, copied_once=0.0, trained=0)
+    times = communication_seconds(setup, SLOW)
+    assert times is not None
+    x86, grace = (step(setup, tiny, replace(GPU, name=name), times, TABLE) for name in ("H200", "GH200"))
+    assert grace.compute == pytest.approx(3 * x86.compute)
+
+
+def test_zero3_in_one_process_launches_no_collectives() -> None:
+    table = Efficiency({**TABLE.table, ("launch", "deepspeed zero3 alone"): Coefficient(0.005, 0, "")})
+    alone = Setup(model=LLAMA, engine="deepspeed", sharding="zero3")
+    assert launch_seconds(alone, LOAD, table) == pytest.approx(0.05)
+    assert launch_seconds(replace(alone, shard=2), LOAD, table) == pytest.approx(0.1)
+
+
 def test_offloaded_weights_are_copied_for_forward_and_backward_passes() -> None:
     setup = Setup(model=LLAMA, engine="fsdp2", sharding="fsdp", shard=4, offload="all")
     times = communication_seconds(setup, SLOW)
@@ -211,6 +245,8 @@ def test_an_all_to_all_sends_copies_once_per_domain() -> None:
     assert fast.exchange(800.0, 32, copies=2) == pytest.approx(800 / 2 * 3 * (1 - 0.75**2) * 8 / 10)
     narrow = Links(intra_bytes_per_s=100.0, inter_bytes_per_s=1e12, domain=8)
     assert narrow.exchange(800.0, 32, stride=2) == pytest.approx(800 * 3 / 32 / 100)
+    # Seven other processes of the node, each reached by at least one of two receivers with 1 - (7/8)^2
+    assert narrow.exchange(800.0, 8, copies=2) == pytest.approx(800 / 2 * 7 * (1 - (7 / 8) ** 2) / 100)
     assert narrow.ring(800.0, 32, stride=16) == pytest.approx(800 * 31 / 32 * 8 / 1e12)
 
 
