@@ -24,7 +24,7 @@ def _model(model: ModelSpec) -> str | None:
     if not model.causal:
         return f"grpo trains generative models, and {model.name} is an encoder"
     if family_of(model.family).code_elsewhere:
-        return f"transformers has no code for {model.family} models"
+        return f"{model.name} is a {model.family} model, for which transformers has no code"
     if model.experts:
         return f"grpo: TRL is not tested here with mixture-of-experts models such as {model.name}"
     return None

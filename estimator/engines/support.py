@@ -394,7 +394,7 @@ def _loop_model(engine: str, model: ModelSpec) -> str | None:
     if not model.causal:
         return f"{model.name} is an encoder, and {engine} trains next-token prediction only"
     if family_of(model.family).code_elsewhere:
-        return f"transformers has no code for {model.family} models"
+        return f"{model.name} is a {model.family} model, for which transformers has no code"
     if model.family == "mpt" and model.position_embeddings:
         return f"{model.name} has learned positions, which transformers' mpt does not support"
     return _partial_rotation(model)

@@ -30,7 +30,7 @@ EIGHT = Target(kind="catalogue", nodes=1, gpus=8, gpu="H100 SXM")
         ({"engine": "torchtune"}, "torchtune has its own"),
         ({"engine": "trl", "task": "grpo", "method": "lora"}, "next-token prediction"),
         ({"task": "reward", "method": "lora"}, "task reward has none"),
-        ({"model": find("qwen-7b")}, "qwen models"),
+        ({"model": find("qwen-7b")}, "a qwen model"),
         ({"method": "adapter-v1"}, "liger with method adapter-v1"),
         ({"method": "lora", "trained_modules": ("lm_head",)}, "the weight of the head"),
     ],

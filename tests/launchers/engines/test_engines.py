@@ -44,7 +44,7 @@ def test_an_engine_supports_exactly_its_listed_families(engine: str) -> None:
 @pytest.mark.parametrize("engine", ["deepspeed", "fsdp2"])
 def test_the_loop_engine_refuses_models_and_packing_by_family(engine: str) -> None:
     reasons = {
-        "qwen-7b": "transformers has no code for qwen",
+        "qwen-7b": "is a qwen model, for which transformers has no code",
         "bert-base-cased": "an encoder",
         "mpt-pretrain-7b": "learned positions",
     }
