@@ -89,6 +89,8 @@ def _row(cells: Cells) -> PublishedRow:
         throughput_skip = "kernels of such 4-bit weights unpack them at a speed of their own"
     elif "slow PCIe" in cells.text("notes"):
         throughput_skip = "the publication states that its links are slower than the GPU's, not their rate"
+    elif "known regression" in cells.text("notes"):
+        throughput_skip = "the publication states a regression in this release"
     elif "short samples" in cells.text("packing"):
         throughput_skip = "its samples are shorter than the sequence length, by how much is not stated"
     setup, unread = None, None

@@ -73,6 +73,11 @@ LOAD = Work(
     trained=10**9,
     model_flops_per_token=1.0,
 )
+LAUNCHES = replace(  # nothing but the launches of the blocks' kernels
+    LOAD,
+    **dict.fromkeys(("linear", "expert", "head", "attention", "moved", "weights"), 0.0),
+    **dict.fromkeys(("dequantized", "copied", "copied_once", "trained"), 0.0),
+)
 SLOW = Links(intra_bytes_per_s=1e9, inter_bytes_per_s=1e8, domain=8)
 
 
@@ -199,11 +204,9 @@ def test_an_all_to_all_sends_a_token_once_for_each_of_its_experts() -> None:
 
 def test_a_grace_host_launches_kernels_more_slowly() -> None:
     setup = Setup(model=LLAMA)
-    empty = replace(LOAD, linear=0.0, expert=0.0, head=0.0, attention=0.0, moved=0.0, weights=0.0)
-    tiny = replace(empty, dequantized=0.0, copied=0.0, copied_once=0.0, trained=0)
     times = communication_seconds(setup, SLOW)
     assert times is not None
-    x86, grace = (step(setup, tiny, replace(GPU, name=name), times, TABLE) for name in ("H200", "GH200"))
+    x86, grace = (step(setup, LAUNCHES, replace(GPU, name=name), times, TABLE) for name in ("H200", "GH200"))
     assert grace.compute == pytest.approx(3 * x86.compute)
 
 
@@ -308,12 +311,10 @@ def test_a_step_with_many_sequences_is_bound_by_matrix_products() -> None:
 
 def test_a_tiny_step_is_bound_by_launches_in_and_outside_the_blocks() -> None:
     setup = Setup(model=LLAMA)
-    empty = replace(LOAD, linear=0.0, expert=0.0, head=0.0, attention=0.0, moved=0.0, weights=0.0)
-    tiny = replace(empty, dequantized=0.0, copied=0.0, copied_once=0.0, trained=0)
     times = communication_seconds(setup, SLOW)
     assert times is not None
-    step_seconds = step(setup, tiny, GPU, times, TABLE)
-    one_launch = launch_seconds(setup, tiny, TABLE) / tiny.layers / in_block("eager", adapters=False)
-    blocks = tiny.layers * in_block("eager", adapters=False)
+    step_seconds = step(setup, LAUNCHES, GPU, times, TABLE)
+    one_launch = launch_seconds(setup, LAUNCHES, TABLE) / LAUNCHES.layers / in_block("eager", adapters=False)
+    blocks = LAUNCHES.layers * in_block("eager", adapters=False)
     assert step_seconds.compute == pytest.approx((blocks + outside(setup)) * one_launch)
     assert step_seconds.optimizer == pytest.approx(of_optimizer(setup) * one_launch)
