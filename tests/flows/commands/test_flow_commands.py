@@ -124,7 +124,7 @@ def test_a_missing_settings_file_is_reported_with_similar_ones(
         (["run", "--with", "kuberntes"], "Unknown step decorator kuberntes"),
         (["run", "--max-steps", "x"], "Try 'finetune run --help' for help."),
         (["check", "--nodess", "2"], "Did you mean --nodes?"),
-        (["flow", "resume"], "A previous run id was not found."),
+        (["flow", "resume"], "There is no run to resume"),
         (["flow", "rejection", "rum"], "Did you mean run, resume?"),
         (["flow", "lineer", "run"], "Did you mean linear?"),
         (["flow", "xyz"], "`finetune flow --help` lists the commands."),
