@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from estimator.memory.activations import EAGER_ALONE, SOFT_CAPPED
+from estimator.memory.activations.attention import EAGER_ALONE, SOFT_CAPPED
 from estimator.memory.evaluation import WEIGHT_BYTES as GPU_WEIGHT_BYTES
 from estimator.memory.host import CPU_RUNTIME_BYTES, CUDA_CONTEXT_BYTES
 from estimator.models import ModelSpec
