@@ -22,7 +22,6 @@ from estimator.models.architectures import (
     COMPRESSED_PROJECTIONS,
     FAMILIES,
     LATENT_PROJECTIONS,
-    MLP_PROJECTIONS,
     PROJECTIONS,
     RECURRENT_PROJECTIONS,
 )
@@ -39,7 +38,6 @@ __all__ = [
     "COMPRESSED_PROJECTIONS",
     "FAMILIES",
     "LATENT_PROJECTIONS",
-    "MLP_PROJECTIONS",
     "PROJECTIONS",
     "RECURRENT_PROJECTIONS",
     "DiffusionSpec",

@@ -177,15 +177,15 @@ class PastRuns:
     notes: tuple[str, ...] = ()
 
 
-def read_past_runs(flow: str, cluster: str, run_id: str, *, limit_s: float = HISTORY_S) -> PastRuns:
+def read_past_runs(flow: str, cluster: str, run_id: str) -> PastRuns:
     """Read the results of the newest earlier runs of this flow on this cluster, through Metaflow's client.
 
-    Never raises and returns within ``limit_s``: unreadable runs are skipped with a note.
+    Never raises and returns within ``HISTORY_S``: unreadable runs are skipped with a note.
     """
     runs: list[past_runs.PastRun] = []
     problems: list[str] = []
-    in_time = read_for(limit_s, lambda over: _read_past(flow, cluster, run_id, runs, problems, over))
-    notes = [] if in_time else [f"Reading earlier runs stopped after {limit_s:g} s."]
+    in_time = read_for(HISTORY_S, lambda over: _read_past(flow, cluster, run_id, runs, problems, over))
+    notes = [] if in_time else [f"Reading earlier runs stopped after {HISTORY_S:g} s."]
     finished, unread = tuple(runs), tuple(problems)  # the thread may still append to its lists
     history = past_runs.fold(finished, unread)
     count = "1 earlier run" if len(finished) == 1 else f"{len(finished)} earlier runs"

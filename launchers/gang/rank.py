@@ -29,16 +29,15 @@ from launchers.report.telemetry import (
 MEMORY_INTERVAL_S = 0.5
 
 
-def scheduler_name(environ: dict[str, str] | None = None) -> str:
+def scheduler_name() -> str:
     """Detect the scheduler from environment variables; "local" without one."""
-    env = os.environ if environ is None else environ
     for variable, name in (
         ("METAFLOW_KUBERNETES_WORKLOAD", "kubernetes"),
         ("AWS_BATCH_JOB_ID", "batch"),
         ("SLURM_JOB_ID", "slurm"),
         ("PBS_JOBID", "pbs"),
     ):
-        if variable in env:
+        if variable in os.environ:
             return name
     return "local"
 

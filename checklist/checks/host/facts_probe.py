@@ -67,7 +67,7 @@ def gather(context: Context, backend: str, route_to: str) -> dict[str, Any]:
         load_per_cpu=cgroup.load_per_cpu(),
         memory_bytes=cpu_limits.memory_bytes,
         efa_devices=efa_probe.devices(),
-        ib_devices=_devices("/sys/class/infiniband"),
+        ib_devices=_devices(),
         rdma_ports=rdma_probe.ports() if context.local_rank == 0 else None,
         gpu_processes=None if uuid is None else (gpus.busy or {}).get(uuid, 0),
         settings=settings_probe.read(interfaces, choice.nic) if context.local_rank == 0 else {},
@@ -138,9 +138,9 @@ def _memlock() -> int:
     return -1 if soft == resource.RLIM_INFINITY else soft
 
 
-def _devices(directory: str) -> tuple[str, ...]:
+def _devices() -> tuple[str, ...]:
     try:
-        return tuple(sorted(os.listdir(directory)))  # noqa: PTH208 - only names are needed
+        return tuple(sorted(os.listdir("/sys/class/infiniband")))  # noqa: PTH208 - only names are needed
     except OSError:
         return ()
 

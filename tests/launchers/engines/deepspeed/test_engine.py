@@ -143,10 +143,10 @@ def test_no_bucket_is_larger_than_the_number_of_trained_parameters() -> None:
 
 
 def test_bucket_and_loss_chunk_sizes_equal_those_of_the_estimator() -> None:
-    from estimator import memory
+    from estimator.memory import buffers, logits
 
-    assert deepspeed_config.LARGEST_BUCKET == memory.DEEPSPEED_BUCKET
-    assert deepspeed_batches.LOSS_CHUNK == memory.DEEPSPEED_LOSS_POSITIONS
+    assert deepspeed_config.LARGEST_BUCKET == buffers.DEEPSPEED_BUCKET
+    assert deepspeed_batches.LOSS_CHUNK == logits.DEEPSPEED_LOSS_POSITIONS
 
 
 @pytest.mark.parametrize("restored", [3, 3.0, torch.tensor(3.0, dtype=torch.float64)])
