@@ -11,8 +11,8 @@ import pytest
 from launchers import engines
 from launchers.cluster.endpoint import NodeAddress, Secret
 from launchers.dataset.prepared import Prepared
-from launchers.evaluation.evaluate import load_model
 from launchers.evaluation.held_out import scorer_of
+from launchers.evaluation.loading import load_model
 from launchers.gang.failures import RankFailed
 from launchers.models import tiny_llama
 from launchers.report.evaluations import HeldOutLoss
