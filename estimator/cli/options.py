@@ -65,6 +65,14 @@ class SharedOptions:
     ] = None
     images_per_row: Annotated[int, option(_STEP, "Images in a sequence, with --vision.")] = 1
     image_size: Annotated[int, option(_STEP, "Side of a square image in pixels, with --vision.")] = IMAGE_SIDE
+    variable_length: Annotated[
+        bool | None,
+        option(
+            _STEP,
+            "Separate documents by their lengths, without padding and mask. Default: on GPUs where tested.",
+            "--variable-length/--no-variable-length",
+        ),
+    ] = None
     optimizer_in_backward: Annotated[
         bool,
         option(

@@ -66,6 +66,7 @@ def setup_from(options: SetupOptions, model: ModelSpec, gpus: int, gpu: Gpu | No
     packed = engine.fixed_length if options.packing is None else options.packing
     if decided is not None:
         packed = bool(decided.packing) or TASKS[decided.task].images
+    step = (options.engine, options.device, model, options.task, method, precision)
     with_liger = decided is not None and bool(decided.liger)
     version = "" if decided is None else liger.version(decided)
     setup = Setup(
@@ -117,12 +118,12 @@ def setup_from(options: SetupOptions, model: ModelSpec, gpus: int, gpu: Gpu | No
         ),
         variable_length=launched_here
         and options.vision is None
-        and variable_length(options.engine, options.device, model, options.task, method, precision),
+        and variable_length(*step, requested=options.variable_length),
         document_mask=_first_set(
             options.document_mask,
             packed
             and (engine.document_mask or decided is not None)
-            and dense_mask(options.engine, options.device, model, options.task, method, precision),
+            and dense_mask(*step, requested=options.variable_length),
         ),
         document_tokens=options.document_tokens,
         checkpointing=_checkpointing(options, engine, sharded=sharded),  # type: ignore[arg-type]
@@ -172,6 +173,7 @@ def _job(options: SetupOptions, model: ModelSpec, seq_len: int, precision: str) 
             pipeline_parallel=options.pp,
             expert_parallel=options.ep,
             packing=options.packing,
+            variable_length=options.variable_length,
             compile=options.compile,
             liger=None if options.loss is None and not options.engine_version else False,
         )

@@ -6,6 +6,8 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from estimator.cli.options import OF_LOW_RANK
+from estimator.engines import varlen
+from estimator.engines.setups import no_variable_length
 from estimator.errors import UserError
 from estimator.option_names import option_name
 from estimator.vocabulary import METHODS, QUANTIZATIONS, SHARDINGS, TASKS
@@ -93,6 +95,10 @@ def check_estimate(options: SetupOptions, place: PlaceOptions, setup: Setup) -> 
     ):
         if not is_used:
             _refuse(names, options, f"has no effect without {needed}")
+    if options.variable_length and not setup.variable_length:
+        step = (setup.engine, setup.device, setup.model, setup.task, setup.method, setup.precision)
+        reason = varlen.OF_IMAGES if setup.vision else no_variable_length(*step)
+        raise UserError(f"--variable-length does not apply: {reason}.", "Remove it.")
     if setup.nodes == 1:
         _refuse(("network_gbps", "rdma", "busbw_inter"), place, "has no effect on one node", "add --nodes")
     if setup.world_size == 1:

@@ -53,6 +53,24 @@ def test_an_instance_type_sets_gpus_network_and_price() -> None:
     assert response["speed"]["tokens_per_second"] is not None
 
 
+def test_a_mask_instead_of_variable_length_attention_takes_more_memory_and_time() -> None:
+    words = (
+        "--model",
+        "llama-8b",
+        "--engine",
+        "fsdp2",
+        "--seq-len",
+        "8192",
+        "--packing",
+        "--gpu",
+        "H100 SXM",
+    )
+    kernel, mask = answer(*words, "--variable-length"), answer(*words, "--no-variable-length")
+    assert answer(*words) == kernel
+    assert mask["memory"]["needs_bytes"] > kernel["memory"]["needs_bytes"]
+    assert mask["speed"]["tokens_per_second"] < 0.8 * kernel["speed"]["tokens_per_second"]
+
+
 def test_unknown_figures_are_shown_as_unknown() -> None:
     text = run("--model", "llama-8b").output
     assert "unknown" in text
