@@ -215,9 +215,9 @@ def goals_from(goal_options: GoalOptions) -> Goals:
     return Goals(
         deadline_hours=goal_options.deadline_hours,
         budget_usd=goal_options.budget_usd,
-        tokens=_count(goal_options.tokens),
+        tokens=_count(goal_options.tokens, "--tokens"),
         epochs=goal_options.epochs,
-        dataset_tokens=_count(goal_options.dataset_tokens),
+        dataset_tokens=_count(goal_options.dataset_tokens, "--dataset-tokens"),
         prefer=goal_options.prefer,  # type: ignore[arg-type]
         clouds=tuple(goal_options.cloud or ()),
         instance_types=tuple(goal_options.instance_type or ()),
@@ -260,5 +260,5 @@ def _command(plan: Plan, job: Job, model: str, goal_options: GoalOptions, goals:
     return f"kubectl config use-context {goal_options.context} && {command}"
 
 
-def _count(text: str | None) -> int | None:
-    return None if text is None else round(tokens_of(text))
+def _count(text: str | None, option: str) -> int | None:
+    return None if text is None else round(tokens_of(text, option))

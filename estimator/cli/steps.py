@@ -17,6 +17,7 @@ from estimator.memory import implementations
 from estimator.models.diffusion import DiffusionSpec
 from estimator.models.spec import ModelSpec
 from estimator.names import unknown_choice
+from estimator.option_checks import check_count
 from estimator.planning.search import precision_of
 from estimator.setup import Answers, LlamaAdapter, Setup
 from estimator.vocabulary import (
@@ -208,8 +209,9 @@ def engine_of(name: str) -> tuple[EngineSpec, EngineDefaults]:
 
 def _checkpointing(options: SetupOptions, engine: EngineDefaults, *, sharded: bool) -> str:
     if options.activation_checkpointing is None:
-        return engine.checkpointing_of(sharded=sharded)
-    return options.recompute_what if options.activation_checkpointing else "none"
+        default = engine.checkpointing_of(sharded=sharded)
+        return default if default == "none" else options.recompute_what or default
+    return options.recompute_what or "full" if options.activation_checkpointing else "none"
 
 
 def _first_set(value: Any, otherwise: Any) -> Any:
@@ -268,19 +270,10 @@ def _schedule(options: SetupOptions) -> str:
 
 def _data_parallel(options: SetupOptions, engine: EngineDefaults, gpus: int) -> tuple[int, int, str]:
     """Return (shards, replicas, sharding) of the data-parallel GPUs."""
-    counts = {
-        "--nodes": options.nodes,
-        "--gpus": gpus,
-        "--tp": options.tp,
-        "--pp": options.pp,
-        "--cp": options.cp,
-        "--ep": options.ep,
-        "--shard": options.shard,
-        "--dp-replicate": options.dp_replicate,
-    }
-    for name, value in counts.items():
-        if value is not None and value < 1:
-            raise UserError(f"{name} {value} must be a whole number above 0.")
+    check_count("gpus", gpus)
+    for name in ("nodes", "tp", "pp", "cp", "ep", "shard", "dp_replicate"):
+        if (value := getattr(options, name)) is not None:
+            check_count(name, value)
     world = options.nodes * gpus
     for degree, name in ((options.tp * options.pp * options.cp, "--tp x --pp x --cp"), (options.ep, "--ep")):
         if world % degree:

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from estimator.setup import Setup
 
 _OF_LLAMA_ADAPTER = ("adapter_prompt_length", "adapter_start_layer")
-_NAMES = {"trained_modules": "--modules-to-save"}  # fields with an option of another name
 
 
 def check_plan(options: JobOptions) -> None:
@@ -119,6 +118,8 @@ def _refuse(
     """Raise UserError if one of the fields is set. ``reason``: a clause without its subject."""
     defaults = {field.name: field.default for field in dataclasses.fields(options)}
     for name in names:
-        if getattr(options, name) not in (defaults[name], False):
-            option = _NAMES.get(name, option_name(name))
-            raise UserError(f"{option} {reason}.", f"Remove it, or {advice}." if advice else "Remove it.")
+        value = getattr(options, name)
+        if value is not False and value != defaults[name]:
+            raise UserError(
+                f"{option_name(name)} {reason}.", f"Remove it, or {advice}." if advice else "Remove it."
+            )

@@ -41,7 +41,7 @@ def check_rate(rate: float | None) -> None:
     """Raise UserError for an invalid hourly rate."""
     if rate is not None and not (math.isfinite(rate) and rate > 0):
         raise UserError(
-            (f"--interruption-rate {rate} must be a number above 0: interruptions of one node per hour."),
+            (f"--interruption-rate {rate:g} must be a number above 0: interruptions of one node per hour."),
             "0.05 is once in 20 hours. Remove it if the rate is unknown.",
         )
 

@@ -18,6 +18,7 @@ from estimator.engines.support import jobs_by_engine, unlaunchable_processes, un
 from estimator.errors import CannotFit, UserError
 from estimator.formatting import format_count, format_list
 from estimator.job import DEFAULT_BATCH, Job, Target
+from estimator.option_checks import check_count
 from estimator.plan import Plan
 from estimator.planning.capacity import why_rare
 from estimator.planning.clusters import Survey, rank_plans, survey_places
@@ -84,8 +85,7 @@ def plans(
         GPUs and instance types, instead of the shipped tables.
     """
     goals = goals or Goals()
-    if top < 1:
-        raise UserError(f"top = {top!r} must be a whole number above 0.")
+    check_count("top", top)
     evidence = Evidence(calibration=calibration, bandwidth=bandwidth)
     with hardware.using(catalogue) if catalogue is not None else contextlib.nullcontext():
         return _plans(job, target, goals, top, evidence)
