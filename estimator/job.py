@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from types import NoneType
 from typing import get_args
 
 from estimator.errors import UserError
 from estimator.models import PROJECTIONS, ModelSpec
 from estimator.models.vision import IMAGE_SIDE
 from estimator.names import unknown_choice
-from estimator.option_checks import check_choice, check_count
+from estimator.option_checks import check_choice, check_count, check_names, check_type
 from estimator.option_names import option_name
 from estimator.setup import DEFAULT_SEQ_LEN, Answers, LlamaAdapter
 from estimator.vocabulary import (
@@ -40,6 +41,7 @@ from estimator.vocabulary import (
 )
 
 DEFAULT_BATCH = 16  # default sequences per optimizer step
+_DETECT = "Set machine to detect() of estimator.hardware.local_machine, or to another Machine."
 DEGREES = ("tensor_parallel", "context_parallel", "pipeline_parallel", "expert_parallel")
 
 
@@ -112,6 +114,11 @@ class Job:
         model: object = self.model  # callers without a type checker give a name
         if isinstance(model, str):
             raise UserError(f"model = {model!r} is a name.", "Use estimator.models.find(NAME).")
+        check_type("model", model, ModelSpec, "Use estimator.models.find(NAME), or resolve(NAME).spec.")
+        for name in ("methods", "engines", "lora_targets", "trained_modules"):
+            check_names(name, getattr(self, name))
+        for name in ("activation_checkpointing", "packing", "variable_length", "compile", "liger"):
+            check_type(name, getattr(self, name), (bool, NoneType), "None leaves it to the planner.")
         check_choice("method", self.method, get_args(RequestedMethod))
         check_choice("task", self.task, get_args(Task))
         check_choice("engine", self.engine, get_args(RequestedEngine))
@@ -327,10 +334,13 @@ class Target:
         for name in ("nodes", "gpus"):
             if getattr(self, name) is not None:
                 check_count(name, getattr(self, name))
+        for name in ("gpu", "instance_type", "cloud"):
+            check_type(name, getattr(self, name), (str, NoneType), "Give one name.")
+        check_type("machine", self.machine, (Machine, NoneType), _DETECT)
         if self.hardware_given and self.machine is None:
             raise UserError(
                 f"A plan for {self.kind} needs a description of the machine.",
-                "Set machine to detect() of estimator.hardware.local_machine, or to another Machine.",
+                _DETECT,
             )
 
     @property

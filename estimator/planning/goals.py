@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from estimator.errors import UserError
 from estimator.formatting import format_usd
 from estimator.job import Job
-from estimator.option_checks import check_above_zero, check_choice, check_count
+from estimator.option_checks import check_above_zero, check_choice, check_count, check_names
 from estimator.planning.interruption_rates import check_rate
 
 if TYPE_CHECKING:
@@ -52,6 +52,8 @@ class Goals:
             value = getattr(self, name)
             if value is not None:
                 check_count(name, value)
+        for name in ("clouds", "instance_types"):
+            check_names(name, getattr(self, name))
         check_rate(self.interruption_rate)
         check_choice("prefer", self.prefer, PREFERENCES)
         if self.epochs is not None and self.dataset_tokens is None:

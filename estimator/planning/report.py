@@ -13,6 +13,7 @@ from estimator.formatting import (
     format_parameters,
     format_usd,
 )
+from estimator.option_checks import check_type
 from estimator.plan import Layout, LearningRate, Plan, Prediction, Request
 from estimator.setup import Setup
 from estimator.vocabulary import SHARDINGS, TASKS
@@ -26,6 +27,7 @@ def render(plan: Plan, width: int = 100, *, hints: bool = False) -> str:
 
     ``hints``: with hints for values that the plan does not set.
     """
+    check_type("plan", plan, Plan, "Give a result of plan(), or ranking.best of plans().")
     method = plan.method if plan.task == "sft" else f"{plan.method} {plan.task}"
     lines = [f"Plan: {plan.model}, {method} with {plan.engine} ({format_parameters(plan.parameters)})"]
     lines += _row("Where", _where(plan), width)

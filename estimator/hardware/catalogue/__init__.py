@@ -10,10 +10,12 @@ from datetime import date
 from estimator.errors import UserError
 from estimator.hardware.catalogue.parts import ALL_SLICES, parse, replica_name, slice_name
 from estimator.names import did_you_mean
+from estimator.option_checks import check_type
 from estimator.plan import GIB, MIB
 
 # Drivers, clouds and labels report sizes of a card that differ by up to 7 % (L4: 22,888 MiB, 24 GB)
 SIZE_TOLERANCE = 0.1
+_GPU_NAMES = "Give a name, such as H100 SXM; `finetune gpus` lists all."
 VENDORS = frozenset(
     {"nvidia", "geforce", "tesla", "quadro", "amd", "instinct"}
 )  # words in names of many GPUs
@@ -159,6 +161,7 @@ class Catalogue:
         A name in the table, or a product name of a driver or cloud, matches its GPU only; fewer words match
         every GPU with these words. Raises UserError with similar names if none matches.
         """
+        check_type("GPU", name, str, _GPU_NAMES)
         exact, words = self.find_gpu(name), _words(name)
         if exact is not None:
             if normalize(exact.name) == normalize(name):
@@ -220,6 +223,7 @@ class Catalogue:
 
         Raises UserError with the matching GPUs of an ambiguous name, or names similar to an unknown one.
         """
+        check_type("GPU", name, str, _GPU_NAMES)
         gpu = self.find_gpu(name)
         if gpu is not None:
             return gpu
@@ -245,6 +249,7 @@ class Catalogue:
 
     def instance(self, name: str) -> Instance:
         """Return the instance type of this name. Raises UserError with similar names for an unknown one."""
+        check_type("instance type", name, str, "Give a name, such as p5.48xlarge.")
         instance = self.find_instance(name)
         if instance is None:
             raise UserError(
@@ -259,6 +264,7 @@ class Catalogue:
 
     def cloud(self, name: str) -> str:
         """Return the name of a cloud as in the table. Raises UserError that lists the known ones."""
+        check_type("cloud", name, str, f"Give one of {', '.join(self.clouds())}.")
         if name.strip().lower() not in self.clouds():
             raise UserError(
                 f"There is no cloud {name!r} in the instance table.", f"It has {', '.join(self.clouds())}."
