@@ -166,7 +166,10 @@ def _nearest(name: str) -> tuple[str, str]:
     """Return why a model has no name here ("" if that is unknown), and advice with similar names."""
     for prefix, (nearest, reason) in _unsupported().items():
         if _normal(name).startswith(prefix):
-            return f": {reason}", f"The nearest supported model: --model {nearest}"
+            return (
+                f": {reason}",
+                f"{'Use' if '/' in nearest else 'The nearest supported model:'} --model {nearest}",
+            )
     rows: dict[str, ModelSpec | DiffusionSpec] = {**_table(), **diffusion.MODELS}
     suggestion = did_you_mean(_normal(name), rows, shown={key: row.name for key, row in rows.items()})
     return "", f"{suggestion} A Hugging Face id or a local directory works too.".lstrip()
