@@ -265,6 +265,8 @@ def _price(site: Site, setup: Setup) -> tuple[float | None, str]:
     if machine.usd_per_hour is None:
         return None, f"{machine.name} has no price"
     choice = "" if site.instance_given else ", the cheapest one listed"
-    price_basis = f"{machine.region or 'region unknown'}, prices of {machine.price_date or 'an unknown date'}"
+    price_basis = (
+        f"{machine.price_region or 'region unknown'}, prices of {machine.price_day or 'an unknown date'}"
+    )
     basis = f"{setup.nodes}x {machine.name} ({machine.cloud}{choice}), on demand, {price_basis}"
     return setup.nodes * machine.usd_per_hour, basis

@@ -44,7 +44,8 @@ def of_error(job: Job, error: CannotFit) -> Failure:
 
     Of several methods, the error of the one that needs the least memory is shown.
     """
-    rejection = Rejection(what=job.method, reason=error.problem.removesuffix("."), kind="method")
+    reason = error.shortage or error.problem.removesuffix(".")
+    rejection = Rejection(what=job.method, reason=reason, kind="method")
     return Failure(rejection, (0, -float(list(METHODS).index(job.method))), lambda: error)
 
 

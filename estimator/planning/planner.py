@@ -174,7 +174,7 @@ def _plan_method(
             outcome = _plan_engines_locally(group, target, goals, evidence, skipped)
         else:
             outcome = _plan_engines(group, target, goals, top, evidence, skipped)
-        masters = f"{format_list([job.engine for job in group])}, with fp32 master weights, would"
+        masters = f"with fp32 master weights, {format_list([job.engine for job in group])} would"
         if isinstance(outcome, Failure):
             failures.append(outcome)
             skipped = f"{masters} not fit"

@@ -117,8 +117,9 @@ def describe_batch(layout: Layout | Setup) -> str:
 
 
 def describe_gpus(request: Request) -> str:
-    """Format the number and type of all GPUs, and the instance type if it is known."""
-    machine = f" on {request.instance_type} ({request.cloud})" if request.instance_type else ""
+    """Format the number and type of all GPUs, and the machines if known: "16x L4 on 2 g6.48xlarge (aws)"."""
+    count = f"{request.nodes} " if request.nodes > 1 else ""
+    machine = f" on {count}{request.instance_type} ({request.cloud})" if request.instance_type else ""
     return f"{request.nodes * request.gpus_per_node}x {request.gpu_type}{machine}"
 
 

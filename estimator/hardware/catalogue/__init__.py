@@ -21,6 +21,11 @@ VENDORS = frozenset(
 )  # words in names of many GPUs
 
 
+OTHER_ACCELERATORS = frozenset(
+    ("apple", "arc", "ascend", "gaudi", "gaudi2", "gaudi3", "inferentia", "intel", "mps", "tpu", "trainium")
+).union(f"m{generation}" for generation in range(1, 6))  # words in names of accelerators without CUDA
+
+
 # Reported memory minus CUDA's total is at most this much and this share of GPUs for which the table has both
 MOST_DRIVER_BYTES = int(1.2 * 2**30)
 MOST_DRIVER_SHARE = 0.025
@@ -107,6 +112,16 @@ class Instance:
     price_source: str
     source: str
     notes: str
+
+    @property
+    def price_day(self) -> str:
+        """Day or year of the price, without its note; "" if unknown."""
+        return (self.price_date or "").partition(" (")[0]
+
+    @property
+    def price_region(self) -> str:
+        """Region of the price; "" if unknown."""
+        return "all regions" if self.region == "all" else self.region or ""
 
     def price_age_days(self, today: date) -> int | None:
         """Return the days since the price was read; None without a price or date."""
@@ -236,6 +251,11 @@ class Catalogue:
         return matches[0]
 
     def _no_gpu(self, name: str) -> UserError:
+        if _words(name) & OTHER_ACCELERATORS:
+            return UserError(
+                f"{name!r} is not an NVIDIA GPU.",
+                "Choose an NVIDIA GPU: the engines are tested with CUDA only.",
+            )
         spellings = {key: gpu.name for key, gpu in self._gpu_index.items()}
         similar = did_you_mean(normalize(name), spellings, 4, shown=spellings)
         return UserError(
