@@ -227,8 +227,8 @@ def _uplink(context: JudgingContext, links: list[Fault]) -> Finding | None:
     if len(labels) > 2:
         label = f"{len(labels)} groups, the smallest of them {labels[0]},"
     paths = len({(min(pair), max(pair)) for pair in slow})
-    title = f"The uplink between {label} is slow: each of the {paths} paths over it has {share} of what it "
-    title += "should."
+    title = f"The uplink between {label} is slow: each of the {paths} paths over it has {share} of its "
+    title += "expected bandwidth."
     return finding(
         "pairs",
         "slow-uplink",
@@ -265,7 +265,7 @@ def _fault(context: JudgingContext, fault: Fault) -> Finding:
         if fault.both_ways:
             title = f"The link between {src} and {dst} is slow{nvlink}: {share}."
         if not fault.ratio:
-            title = f"Nothing gets {'between' if fault.both_ways else 'from'} {src} {arrow} {dst}."
+            title = f"No data passes {'between' if fault.both_ways else 'from'} {src} {arrow} {dst}."
     if not confirmed:
         return finding("pairs", "slow-suspect", "WARN", f"{title} Not measured again alone.", suspects=names)
     if fault.node is None:
@@ -321,7 +321,7 @@ def _shared(context: JudgingContext, diagnosis: Diagnosis) -> list[Finding]:
         return []  # pairs that are slow in isolation have their own finding
     links = [(context.name(src), context.name(dst)) for src, dst in shared.links]
     directions = shorten(tuple(f"{src} to {dst}" for src, dst in links))
-    title = f"{directions} reach {shared.share:.0%} of what each does alone when they send at once: "
+    title = f"{directions} reach {shared.share:.0%} of their own speeds if they send at once: "
     title += "they share a path with too little bandwidth."
     return [finding("pairs", "crowded", "WARN", title, links=links)]
 

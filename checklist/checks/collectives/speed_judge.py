@@ -218,7 +218,7 @@ def _failed(context: JudgingContext, check: str, failed: list[Local], *, stores:
         )
     for folder, affected in missing.items():
         names = list(dict.fromkeys(context.name_of_rank(local.rank) for local in affected))
-        title = f"The folder {folder} ({check}) is not there on {', '.join(names)}."
+        title = f"The folder {folder} ({check}) does not exist on {', '.join(names)}."
         ranks = [local.rank for local in affected]
         findings.append(
             finding(check, "no-folder", "FAIL", title, suspects=names, ranks=ranks, folder=folder)
