@@ -167,10 +167,8 @@ def _below_own_past(
     for op, verb, limits in kinds:
         for name, past in context.worse_parts(op, size, sides[op], limits).items():
             streak = "" if limits.in_a_row == 1 else f", {limits.in_a_row} times in a row"
-            title = (
-                f"{name} {verb} {sides[op][name]:.4g} GB/s at best, {-past.change:.0%} worse than its own "
-            )
-            title += f"past, {past.median:.4g}{streak}."
+            title = f"{name} {verb} {sides[op][name]:.4g} GB/s at best, {-past.change:.0%} worse than in "
+            title += f"earlier runs, {past.median:.4g}{streak}."
             level: Gravity = "FAIL" if past.verdict == "FAIL" else "WARN"
             names = name.split(" > ")
             blamed, suspects = (names, []) if op != PAIR else ([], names)
@@ -242,7 +240,7 @@ def _uplink(context: JudgingContext, links: list[Fault]) -> Finding | None:
 
 
 def _fault(context: JudgingContext, fault: Fault) -> Finding:
-    share = f"{fault.ratio:.0%} of what it should be"
+    share = f"{fault.ratio:.0%} of the expected speed"
     confirmed = fault.status == "confirmed"
     gravity: Gravity = "WARN" if fault.slight else "FAIL"
     nvlink = " over NVLink" if fault.over == "nvlink" else ""

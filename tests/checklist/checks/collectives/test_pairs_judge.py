@@ -215,4 +215,4 @@ def test_the_finding_of_a_slow_link_names_its_rail() -> None:
     ]
     (fault,) = judge(dataclasses.replace(run, pairs=tuple(pairs))).findings
     assert fault.title.startswith("The link from host-1 to host-3 is slow: 5")
-    assert fault.title.endswith(" of what it should be on rail 0 alone.")
+    assert fault.title.endswith(" of the expected speed on rail 0 alone.")
