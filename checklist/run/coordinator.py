@@ -146,7 +146,7 @@ class Coordinator(Session):
         losing one.
         """
         request = event.peer.request
-        ranks = tuple(rank for rank in request.ranks if rank in self._asked)  # others are recorded
+        ranks = tuple(rank for rank in request.ranks if rank in self._awaited)  # others are recorded
         hangs = [
             Hang(
                 rank=rank,
@@ -215,8 +215,8 @@ class Coordinator(Session):
         try:
             problem = phases.with_counters(self, name)
             status = "done" if problem is None else "failed"
-        except phases.PhaseSkipped as why:
-            problem, status = str(why), "skipped"
+        except phases.PhaseSkipped as skipped:
+            problem, status = str(skipped), "skipped"
         seconds = time.monotonic() - start
         self.results.phases.append(
             Phase(name=name, status=status, seconds=seconds, reason=problem)  # type: ignore[arg-type]

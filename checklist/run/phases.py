@@ -175,9 +175,6 @@ DO: dict[PhaseName, Callable[[Session], str | None]] = {
 }
 
 
-# -- their parts ---------------------------------------------------------------------------------------
-
-
 def _grant(run: Session) -> None:
     """Time for cleaning up, also if the phase used up its own."""
     run.phase_ends = max(run.phase_ends, time.monotonic() + _LEAVE_S)
