@@ -56,7 +56,7 @@ class Outputs:
         if self.mark is None and (self.apply or self.context is not None):
             name = "--apply" if self.apply else "--context"
             raise UserError(
-                f"{name} is about marking nodes, which is not asked for.", "Add --taint or --label."
+                f"{name} applies to marks on nodes, and none is requested.", "Add --taint or --label."
             )
 
 

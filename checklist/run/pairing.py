@@ -42,7 +42,7 @@ def mesh(run: Session) -> str | None:
     """Phase 1: every node connects to every other."""
     leaders = _with_sinks(run)
     if len(leaders) < 2:
-        raise PhaseSkipped(f"it takes two nodes, and {len(leaders)} can be reached")
+        raise PhaseSkipped(f"two nodes are needed, and {len(leaders)} can be reached")
     limits = run.limits
     arguments = {
         rank: _reach(run, {peer: address for peer, address in leaders.items() if peer != node})
@@ -106,7 +106,7 @@ def pairs(run: Session) -> str | None:
     refuse_busy(run)
     leaders = _with_sinks(run)
     if len(leaders) < 2:
-        raise PhaseSkipped(f"it takes two nodes, and {len(leaders)} can be reached")
+        raise PhaseSkipped(f"two nodes are needed, and {len(leaders)} can be reached")
     order = _by_name(run, leaders)
     problem = _measure_suspects(run, order)
     number = 2 * len(run.results.pairs)

@@ -38,7 +38,7 @@ def ranks(context: JudgingContext) -> Judgment:
         return context.unmeasured("ranks", "facts")
     findings = _missing(context, world) or _unequal(context)
     findings += [*_shared_hosts(context), *_shared_gpus(context)]
-    passed = f"{len(context.facts)} ranks on {len(run.nodes)} nodes, as asked for."
+    passed = f"{len(context.facts)} ranks on {len(run.nodes)} nodes, as requested."
     return decide("ranks", passed, findings, nodes=context.all_names)
 
 

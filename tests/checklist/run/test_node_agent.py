@@ -208,7 +208,7 @@ def test_a_long_run_prints_its_progress_every_few_seconds(
         while reported.count("checklist: ") < 2 and time.monotonic() < deadline:
             time.sleep(0.05)
             reported += capfd.readouterr().err
-        assert "checklist: 0 of 2 ranks are here, 0:01 of at most 1:05\n" in reported
+        assert "checklist: 0 of 2 ranks have joined, 0:01 of at most 1:05\n" in reported
         coordinator.phase, coordinator._phase_began = "pairs", time.monotonic() - 75.5
         coordinator.phase_ends = coordinator._phase_began + 120.5
         assert coordinator.stage() == "pairs of nodes, 1:16 of at most 2:01, 0 measured"
@@ -232,7 +232,7 @@ def test_measurements_are_shown_as_soon_as_a_node_is_lost() -> None:
             (1, 1, "lost", "probe")
         ]
         phases = {phase.name: (phase.status, phase.reason) for phase in known_measurements.phases}
-        assert phases["pairs"] == ("skipped", "not asked for")
+        assert phases["pairs"] == ("skipped", "not requested")
         status, reason = phases["mesh"]
         assert status == "failed"
         assert re.fullmatch(r"it had not ended when node 1 \(\S+\) was lost", reason or "")
