@@ -58,7 +58,7 @@ def test_a_job_that_does_not_fit_shows_the_need_and_working_commands() -> None:
         plan(Job(model=find("llama-8b"), method="lora"), Target(machine=LAPTOP))
     text = render_cannot_fit(caught.value, "python flow.py run --model llama-8b --method lora")
     assert text.startswith("llama-8b has 8.0 billion parameters")
-    assert "Here        no GPU, 4 CPU cores" in text
+    assert "Available   no GPU, 4 CPU cores" in text
     assert "$" in text
     assert "  python flow.py run --model llama-8b --method lora --with kubernetes" in text
 
