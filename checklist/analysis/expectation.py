@@ -151,7 +151,7 @@ class Expectation:
 
     low: float
     typical: float
-    most: float
+    maximum: float
     """Upper bound for any algorithm."""
     fail_below: float
     arithmetic: str
@@ -161,7 +161,7 @@ class Expectation:
 
     def contradicted_by(self, busbw_gbytes_per_s: float) -> bool:
         """Return whether a figure is too fast for the known links."""
-        return busbw_gbytes_per_s > BEYOND * self.most
+        return busbw_gbytes_per_s > BEYOND * self.maximum
 
     def verdict(self, busbw_gbytes_per_s: float) -> Literal["PASS", "WARN", "FAIL"]:
         if busbw_gbytes_per_s >= self.low:
@@ -177,7 +177,7 @@ def user_expectation(busbw_gbytes_per_s: float) -> Expectation:
     return Expectation(
         low=MARGIN * busbw_gbytes_per_s,
         typical=busbw_gbytes_per_s,
-        most=math.inf,
+        maximum=math.inf,
         fail_below=FAIL_SHARE * MARGIN * busbw_gbytes_per_s,
         arithmetic="given by --expect",
         sources=1,
@@ -209,7 +209,7 @@ def expect(
     return Expectation(
         low=low,
         typical=typical,
-        most=_upper_bound(wiring, op, terms),
+        maximum=_upper_bound(wiring, op, terms),
         fail_below=fail_below,
         arithmetic=_arithmetic(wiring, terms),
         sources=min(shares.sources for _, shares in usable),

@@ -78,7 +78,10 @@ def drawn_blocks(drawn: Sequence[EvaluationImages]) -> list[Block]:
 def task_blocks(result: HarnessResult) -> list[Block]:
     """Return the table of the tasks' metrics and how the tasks were run."""
     rows = tuple(row.cells() for row in result.rows)
-    return [Text(markdown=f"### Tasks before and after\n\n{result.how}"), Grid(headers=HEADERS, rows=rows)]
+    return [
+        Text(markdown=f"### Tasks before and after\n\n{result.options}"),
+        Grid(headers=HEADERS, rows=rows),
+    ]
 
 
 def _shown(text: str) -> str:

@@ -104,7 +104,7 @@ def _wait(process: subprocess.Popen[bytes], request: EvaluationRequest) -> int:
             )
         progress = (stage.read_text() if stage.is_file() else "") or "loading"
         if progress != printed or now - printed_at >= PROGRESS_INTERVAL_S:
-            print(f"evaluating: {progress}, after {format_clock(now - start)}", flush=True)
+            print(f"evaluating: {progress}, {format_clock(now - start)} elapsed", flush=True)
             printed, printed_at = progress, now
         time.sleep(_POLL_S)
     return status

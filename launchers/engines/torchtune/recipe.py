@@ -28,6 +28,7 @@ import importlib.util
 import math
 import resource
 import sys
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -406,6 +407,8 @@ class _LatestValues:
 def run(job: TrainJob, env: RankEnv, reporter: RankReporter, name: str, values: dict[str, Any]) -> None:
     """Train with recipe ``name`` under configuration ``values``."""
     on_cpu = values["device"] == "cpu"
+    # Recipes for one process have no group; torch warns of that when it writes or reads their checkpoints
+    warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
     recipe_class = getattr(_load(name), RECIPES[name])
     mixin = PairSteps if job.settings.trains_on_pairs else Steps
     steps: Any = type("Stepped" + RECIPES[name], (mixin, recipe_class), {})

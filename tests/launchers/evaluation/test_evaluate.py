@@ -169,7 +169,7 @@ def test_without_held_out_rows_the_export_is_loaded_and_progress_is_printed(
     assert (result.base, result.finetuned, result.answers) == (None, None, ())
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("evaluating: ")]
     assert len(lines) >= 3
-    assert lines[0].startswith("evaluating: loading, after 0:0")
+    assert lines[0].startswith("evaluating: loading, 0:0")
 
 
 def test_a_request_survives_json(tmp_path: Path) -> None:

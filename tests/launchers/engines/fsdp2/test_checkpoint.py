@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 from torch.distributed.checkpoint import state_dict_saver
 
@@ -13,6 +14,7 @@ from launchers.engines.loop.written_by import WrittenBy
 from tests.launchers.engines.loop import runs
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # runs have a process group
 def test_weights_optimizer_states_and_moving_averages_are_restored(tmp_path: Path) -> None:
     job = runs.make_job(
         tmp_path, tmp_path, tmp_path, steps=4, engine="fsdp2", sharding="fsdp", resume_dir=tmp_path
@@ -32,7 +34,7 @@ def test_weights_optimizer_states_and_moving_averages_are_restored(tmp_path: Pat
     network, optimizer, average = build_state(3)
     scaler = torch.amp.GradScaler(enabled=False)
     saved = checkpoint._state(network, [optimizer], average, scaler)
-    state_dict_saver.save(saved, checkpoint_id=str(tmp_path / checkpoint.FILES), no_dist=True)
+    state_dict_saver.save(saved, checkpoint_id=str(tmp_path / checkpoint.FILES))
     loaded_states = build_state(0)
     checkpoint.restore(loaded_states[0], [loaded_states[1]], loaded_states[2], scaler, job)
     for name, parameter in network.named_parameters():
