@@ -6,15 +6,14 @@ To add a model of a known family, add a row to ``data/models.csv``; families are
 
 from __future__ import annotations
 
-import csv
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from estimator import remote
+from estimator.data import load_rows, parse_row
 from estimator.errors import UserError
 from estimator.models import diffusion, hf_files, remote_shapes
 from estimator.models.architectures import (
@@ -22,7 +21,6 @@ from estimator.models.architectures import (
     COMPRESSED_PROJECTIONS,
     FAMILIES,
     LATENT_PROJECTIONS,
-    MLP_PROJECTIONS,
     PROJECTIONS,
     RECURRENT_PROJECTIONS,
 )
@@ -40,7 +38,6 @@ __all__ = [
     "COMPRESSED_PROJECTIONS",
     "FAMILIES",
     "LATENT_PROJECTIONS",
-    "MLP_PROJECTIONS",
     "PROJECTIONS",
     "RECURRENT_PROJECTIONS",
     "DiffusionSpec",
@@ -195,34 +192,21 @@ def _table() -> dict[str, ModelSpec]:
 @lru_cache(maxsize=1)
 def _unsupported() -> dict[str, tuple[str, str]]:
     """Return nearest supported model and reason of names that users ask for, by the name's beginning."""
-    with UNSUPPORTED.open(newline="", encoding="utf-8") as file:
-        return {row["name"]: (row["nearest"], row["reason"]) for row in csv.DictReader(file)}
+    return {row["name"]: (row["nearest"], row["reason"]) for row in load_rows(UNSUPPORTED)}
 
 
 @lru_cache(maxsize=1)
 def _models_by_key() -> dict[str, ModelSpec]:
     """Return the models by name, id and alias, as written in the table."""
     rows: dict[str, ModelSpec] = {}
-    with TABLE.open(newline="", encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            model = _from_row(row)
-            for key in (model.name, row["hf_id"], *row["aliases"].split()):
-                if key and rows.setdefault(key, model) is not model:
-                    raise ValueError(f"{TABLE.name}: {key} names two models")
+    for row in load_rows(TABLE):
+        model = _from_row(row)
+        for key in (model.name, row["hf_id"], *row["aliases"].split()):
+            if key and rows.setdefault(key, model) is not model:
+                raise ValueError(f"{TABLE.name}: {key} names two models")
     return rows
 
 
 def _from_row(row: Mapping[str, str]) -> ModelSpec:
-    values = {name: _parser(name)(text) for name, text in row.items() if text and name != "aliases"}
     family = FAMILIES.get(row["family"])
-    return ModelSpec(**{**(family.traits() if family else {}), **values})
-
-
-def _parser(field: str) -> Callable[[str], Any]:
-    """Return the parser of a column; columns are named like the fields of ModelShape."""
-    kind = ModelShape.__annotations__[field]
-    if kind.startswith("int"):
-        return int
-    if kind.startswith("float"):
-        return float
-    return (lambda text: text == "1") if kind == "bool" else str
+    return ModelSpec(**{**(family.traits() if family else {}), **parse_row(ModelShape, row)})

@@ -198,11 +198,12 @@ def _memory_missed(survey: Survey, problem: str) -> CannotFit:
     suggestions = [
         suggestion for n, suggestion in enumerate(suggestions) if suggestion not in suggestions[:n]
     ]
+    machines = len({place.name for place in survey.places})
     return CannotFit(
         problem,
         example_plan=example_plan,
         suggestions=tuple(suggestions[:MOST_SUGGESTIONS]),
-        here=f"{len({place.name for place in survey.places})} instance types that match the options",
+        available=f"{machines} instance type{'s' * (machines != 1)} for these options",
     )
 
 

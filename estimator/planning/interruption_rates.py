@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 import re
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from estimator.data import load_rows
 from estimator.option_checks import check_above_zero
 
 TABLE = Path(__file__).parents[1] / "data" / "interruptions.csv"
@@ -45,6 +45,5 @@ def check_rate(rate: float | None) -> None:
 
 
 @lru_cache(maxsize=1)
-def _rows() -> tuple[dict[str, str], ...]:
-    with TABLE.open(newline="", encoding="utf-8") as file:
-        return tuple(csv.DictReader(file))
+def _rows() -> list[dict[str, str]]:
+    return load_rows(TABLE)

@@ -252,7 +252,7 @@ def _cannot_fit_here(job: Job, target: Target, problem: str) -> CannotFit:
             f"{request} more or larger nodes from the scheduler: `finetune plan` shows which would fit.",
             example_plan=cloud_plan,
             suggestions=tuple(suggestions),
-            here=describe(machine) if machine else "",
+            available=describe(machine) if machine else "",
         )
     if target.kind != "local":
         return CannotFit(
@@ -274,7 +274,7 @@ def _cannot_fit_here(job: Job, target: Target, problem: str) -> CannotFit:
         problem,
         example_plan=cloud_plan,
         suggestions=tuple(suggestions),
-        here=describe(machine) if machine else "",
+        available=describe(machine) if machine else "",
     )
 
 

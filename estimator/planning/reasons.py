@@ -66,7 +66,7 @@ def _precision(job: Job, layout: Layout) -> str:
     if layout.precision == "fp32":
         if job.precision == "fp32":
             return "precision fp32, as requested"
-        return f"precision fp32: {'CPUs' if layout.device == 'cpu' else 'this GPU'} without fast bf16"
+        return f"precision fp32: {'CPUs have' if layout.device == 'cpu' else 'this GPU has'} no fast bf16"
     if layout.precision == fp16.PRECISION:
         reason = "as requested" if job.precision == fp16.PRECISION else "this GPU has no bf16"
         return f"precision fp16 with loss scaling, trained weights in fp32: {reason}"

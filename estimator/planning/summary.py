@@ -71,10 +71,10 @@ def render_cannot_fit(error: CannotFit, command: str) -> str:
     ``command``: the command line of the user; each suggestion is that command with its changes.
     """
     lines = textwrap.wrap(error.problem, WIDTH)
-    if error.here:
-        lines += _row("Here", error.here)
+    if error.available:
+        lines += _row("Available", error.available)
     if error.example_plan is not None:
-        lines += ["", "It would run as:", render_summary(error.example_plan)]
+        lines += ["", "A plan that fits:", render_summary(error.example_plan)]
     if error.suggestions:
         try:
             arguments = shlex.split(command)

@@ -137,7 +137,9 @@ def test_a_job_that_does_not_fit_exits_with_1_and_suggests_a_command_that_fits(
 ) -> None:
     failing.append(
         CannotFit(
-            "llama-70b does not fit.", suggestions=({"resources.gpus": 8}, {"with": "batch"}), here="1x L4"
+            "llama-70b does not fit.",
+            suggestions=({"resources.gpus": 8}, {"with": "batch"}),
+            available="1x L4",
         )
     )
     done = run("models")

@@ -6,6 +6,7 @@ import pytest
 
 from estimator import CannotFit, Job, Machine, Target, plan, render, render_cannot_fit
 from estimator.engines import images
+from estimator.formatting import format_bytes
 from estimator.models import find, resolve
 from estimator.plan import GIB
 from estimator.planning.goals import Goals
@@ -58,7 +59,7 @@ def test_a_job_that_does_not_fit_shows_the_need_and_working_commands() -> None:
         plan(Job(model=find("llama-8b"), method="lora"), Target(machine=LAPTOP))
     text = render_cannot_fit(caught.value, "python flow.py run --model llama-8b --method lora")
     assert text.startswith("llama-8b has 8.0 billion parameters")
-    assert "Here        no GPU, 4 CPU cores" in text
+    assert "Available   no GPU, 4 CPU cores" in text
     assert "$" in text
     assert "  python flow.py run --model llama-8b --method lora --with kubernetes" in text
 
@@ -85,6 +86,9 @@ def test_a_summary_fits_one_screen_with_place_price_time_and_memory(model: str, 
     lines = render_summary(ranking.best, ranking.plans[1:]).splitlines()
     assert len(lines) <= 28
     assert max(map(len, lines)) <= 80
+    request = ranking.best.request
+    size = f"{request.cpu} CPU, {format_bytes(request.memory_mib << 20)} per node"
+    assert size in " ".join(line.strip() for line in lines)
     labels = {line[:12].strip() for line in lines}
     assert labels >= {"Where", "Price", "Time", "Memory", "Step", "Why", "Also fits"}
 
