@@ -124,6 +124,7 @@ def test_processes_of_a_node_divide_its_parts(
         "data_dir": str(job.data_dir),
         "judged": False,
         "device": "cpu",
+        "trust_remote_code": False,
     }
     of_all = parts.Parts(
         name="reference",
