@@ -89,7 +89,7 @@ def settings_page() -> str:
         "of `engine_options` that follow from the plan are refused: the accounting of a run depends on them.",
         "",
     ]
-    header = ["| Setting | Option | Default | Takes | |", "|---|---|---|---|---|"]
+    header = ["| Setting | Option | Default | Values | Meaning |", "|---|---|---|---|---|"]
     schema = settings.json_schema()
     sections: dict[str, list[str]] = {}
     for name in settings.dotted_names():

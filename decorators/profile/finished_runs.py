@@ -64,7 +64,7 @@ def _of_task(task: Any) -> Finished | None:
             run=task.pathspec,
             date=task.finished_at.astimezone(datetime.timezone.utc).isoformat(timespec="seconds"),
             formulas=plan.prediction.memory.formulas,
-            speed_formulas=getattr(plan.prediction, "speed_formulas", ""),  # absent in earlier versions
+            speed_formulas=plan.prediction.speed_formulas,
         )
     except UserError:
         return None  # plan and measurement do not belong together
