@@ -12,6 +12,7 @@ from estimator.cli.help import GROUPS
 from estimator.cli.options import bandwidth_of, expanded, methods_of, names_of, tokens_of
 from estimator.cli.plan_options import GoalOptions, JobOptions
 from estimator.errors import UserError
+from estimator.formatting import format_count
 from estimator.terminal import print
 
 if TYPE_CHECKING:
@@ -93,6 +94,9 @@ def _hint(best: Plan, job: Job, target: Target, goals: Goals) -> str:
             f"The default batch of {batch} sequences allows at most {batch} data-parallel GPUs: a larger "
             "--global-batch-size allows more, and changes the training."
         )
+    if target.gpus and target.nodes is None and best.request.nodes > 1:
+        count = format_count(best.request.nodes, "node")
+        return f"--gpus counts the GPUs of each node; this plan has {count}. Add --nodes 1 for one."
     return _cheaper_method(best, job, target)
 
 

@@ -231,6 +231,12 @@ def test_an_accelerator_without_cuda_is_refused(name: str) -> None:
     assert "CUDA" in advice
 
 
+def test_a_plan_on_several_nodes_says_that_gpus_are_counted_per_node() -> None:
+    options = "--model llama-8b --method full --gpu H100 --gpus 1"
+    assert "this plan has 2 nodes. Add --nodes 1" in " ".join(run(options).stdout.split())
+    assert "Add --nodes 1" not in run(f"{options} --nodes 1").stdout
+
+
 def test_a_default_batch_that_limits_the_gpus_is_named() -> None:
     options = "--model qwen3-4b --method full --prefer speed --max-gpus 64"
     assert "The default batch of 16 sequences allows at most 16 data-parallel GPUs" in run(options).stdout
