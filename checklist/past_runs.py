@@ -156,7 +156,7 @@ def check_writable(path: Path) -> None:
     lines = _lines(path)
     if lines and not any(line.startswith(_BEGINNING) for line in lines):
         raise UserError(
-            f"--history {path} is no history of the checklist: nothing is added to it.",
+            f"--history {path} is not a history of the checklist: nothing is added to it.",
             "Name a file started by such a run, a new file, or a folder of results.",
         )
 

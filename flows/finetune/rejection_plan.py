@@ -53,7 +53,7 @@ class PlannedRejection:
         self._check_generator(run)
         if sampling.nodes and sampling.nodes > 1 and plan.target == "local" and plan.request.gpus_per_node:
             raise UserError(
-                f"--rejection-nodes {sampling.nodes}: here one process sees all GPUs.",
+                f"--rejection-nodes {sampling.nodes}: on this machine one process uses all GPUs.",
                 "Leave --rejection-nodes out, or run on a cluster.",
             )
         return replace(plan, generation=generation.plan_generation(plan, run.model.spec, sampling))
@@ -139,9 +139,9 @@ def check(settings: Settings) -> PlannedRejection:
     score = settings.rejection.score
     if score is None:
         raise UserError(
-            "There is no scorer for the answers.",
+            "No scorer of the answers is set.",
             "Give a function (--score path.py:function, called with prompt and answer), or a "
-            "reward model (--score FOLDER, what task reward exports).",
+            "reward model (--score FOLDER, as exported by task reward).",
         )
     if settings.task != "sft":
         raise UserError(

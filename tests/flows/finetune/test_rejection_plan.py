@@ -29,7 +29,7 @@ def functions(tmp_path: Path) -> Path:
 
 
 def test_a_run_without_a_scorer_is_refused() -> None:
-    with pytest.raises(UserError, match="There is no scorer for the answers"):
+    with pytest.raises(UserError, match="No scorer of the answers is set"):
         rejection_plan.check(settings.build({}))
 
 
@@ -123,7 +123,7 @@ def test_several_nodes_on_a_machine_with_gpus_are_refused(
         "dataset": str(dataset),
         "overrides": ("rejection.nodes=2",),
     }
-    with pytest.raises(UserError, match="one process sees all GPUs"):
+    with pytest.raises(UserError, match="one process uses all GPUs"):
         planning.plan_from_parameters(params, "local")
 
 
