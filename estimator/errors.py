@@ -45,6 +45,8 @@ class CannotFit(UserError):  # noqa: N818 - it is a result with a plan in it, mo
         Changes of options with which the job fits, best first.
     available:
         Description of the available hardware.
+    shortage:
+        Memory needed and available, as a clause; "" if something else is short.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class CannotFit(UserError):  # noqa: N818 - it is a result with a plan in it, mo
         super().__init__(problem, advice)
         suggestions = tuple(each for n, each in enumerate(suggestions) if each not in suggestions[:n])
         self.example_plan, self.suggestions, self.available = example_plan, suggestions, available
+        self.shortage = ""
         if suggestions:
             options = ", or ".join(format_suggestion(suggestion) for suggestion in suggestions)
             self.advice = f"It would run with {options}. {advice}".strip()

@@ -19,7 +19,6 @@ and the verdicts with each source left out to benchmarks/results/busbw.md.
 
 from __future__ import annotations
 
-import csv
 import math
 import statistics
 from collections.abc import Iterable, Mapping
@@ -29,6 +28,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from checklist.analysis.busbw import MIB
+from estimator.data import load_rows
 from estimator.hardware.fabrics import RDMA, Shares, fabric_shares, tcp_kind
 
 FILE = Path(__file__).parents[1] / "data" / "busbw.csv"
@@ -310,8 +310,7 @@ def _arithmetic(wiring: Wiring, terms: Iterable[Term]) -> str:
 @cache
 def published() -> tuple[Published, ...]:
     """Read checklist/data/busbw.csv."""
-    with FILE.open(newline="", encoding="utf-8") as stream:
-        return tuple(_row(cells) for cells in csv.DictReader(stream))
+    return tuple(_row(cells) for cells in load_rows(FILE))
 
 
 def _row(cells: Mapping[str, str]) -> Published:

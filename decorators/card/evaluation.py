@@ -9,8 +9,8 @@ from typing import Any
 from decorators.card.blocks import UNKNOWN, Block, Chart, Grid, Picture, Text, breakable
 from decorators.card.charts import SCHEMA
 from estimator.vocabulary import IMAGE_TASK, TASKS
-from launchers.evaluation.evaluate import EXACT_MATCH, EvaluationResult
 from launchers.evaluation.held_out import CalibrationBin, Score
+from launchers.evaluation.result import EXACT_MATCH, EvaluationResult
 from launchers.harness.result import HEADERS, HarnessResult
 from launchers.report.telemetry import EvaluationImages
 

@@ -66,6 +66,14 @@ class SharedOptions:
     ] = None
     images_per_row: Annotated[int, option(_STEP, "Images in a sequence, with --vision.")] = 1
     image_size: Annotated[int, option(_STEP, "Side of a square image in pixels, with --vision.")] = IMAGE_SIDE
+    variable_length: Annotated[
+        bool | None,
+        option(
+            _STEP,
+            "Separate documents by their lengths, without padding and mask [default: on GPUs where tested]",
+            "--variable-length/--no-variable-length",
+        ),
+    ] = None
     optimizer_in_backward: Annotated[
         bool,
         option(
@@ -224,8 +232,9 @@ class SetupOptions(SharedOptions):
         None
     )
     recompute_what: Annotated[
-        str, option(_STEP, "What activation checkpointing recomputes: full or selective.")
-    ] = "full"
+        str | None,
+        option(_STEP, "What activation checkpointing recomputes: full or selective [default: the engine's]"),
+    ] = None
     recompute_every: Annotated[int, option(_STEP, "Recompute one of every N blocks.")] = 1
     activation_offload: Annotated[
         bool, option(_STEP, "Offload activations to host memory.", "--activation-offload")
@@ -341,11 +350,11 @@ def names_of(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
-def tokens_of(text: str) -> float:
-    """Parse a number of tokens: 250M, 1.5B, 1e9. Raises UserError."""
+def tokens_of(text: str, option: str = "--tokens") -> float:
+    """Parse a number of tokens: 250M, 1.5B, 1e9. Raises UserError that names the option."""
     value = token_counts.parse(text)
     if value is None:
-        raise UserError(f"--tokens {text} is not a number of tokens.", "Write 250M, 1.5B or 1e9.")
+        raise UserError(f"{option} {text} is not a number of tokens.", "Write 250M, 1.5B or 1e9.")
     return value
 
 

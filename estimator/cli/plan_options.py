@@ -36,14 +36,6 @@ class JobOptions(SharedOptions):
     micro_batch_size: Annotated[int | None, common("micro_batch_size")] = None
     activation_checkpointing: Annotated[bool | None, common("activation_checkpointing")] = None
     packing: Annotated[bool | None, common("packing")] = None
-    variable_length: Annotated[
-        bool | None,
-        option(
-            _STEP,
-            "Separate documents by their lengths, without padding and mask [default: on GPUs where tested]",
-            "--variable-length/--no-variable-length",
-        ),
-    ] = None
     recompute_what: Annotated[
         str | None,
         option(_STEP, "What activation checkpointing recomputes: full or selective [default: the fastest]"),

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from estimator.memory import diffusion, implementations, latents
-from estimator.memory.activations import (
+from estimator.memory.activations.block import (
     backward_bytes,
     block_bytes,
     boundary_bytes,

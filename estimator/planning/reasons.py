@@ -152,8 +152,8 @@ def _sharding(job: Job, layout: Layout) -> str:
         )
     if layout.sharding == "shard_grad_op":
         return (
-            f"FSDP: gradients and optimizer sharded over {setup.shard} processes; weights, sharded as well, "
-            "stay gathered from the forward pass to the end of the backward pass"
+            f"FSDP grad-op: weights, gradients and optimizer sharded over {setup.shard} processes; weights "
+            "stay gathered between the forward and the backward pass"
         )
     if stage is None and layout.world_size == 1:
         return "FSDP in one process: 16-bit copies of one block's weights at a time, which need less memory"

@@ -84,6 +84,11 @@ class Candidate:
         return self.place.usd_per_hour * self.layout.nodes * share
 
     @property
+    def start_up_hours(self) -> float:
+        """Hours from the request of the nodes to the first step; 0 if they are available."""
+        return self.start_up.hours if self.start_up is not None else 0.0
+
+    @property
     def idle_gpus(self) -> int:
         """GPUs that are paid but not used."""
         if self.place is None or self.place.shared or not self.place.name:
@@ -104,7 +109,7 @@ class Candidate:
             return None
         if self.interruptions is not None:
             trained = wall_hours(trained, self.interruptions)
-        return trained + (self.start_up.hours if self.start_up is not None else 0.0)
+        return trained + self.start_up_hours
 
     def training_hours(self, tokens: int | None) -> float | None:
         """Return hours of training and evaluations for this many tokens; None if unknown."""
@@ -123,8 +128,7 @@ class Candidate:
     def _failed_hours(self) -> float:
         """Expected hours lost to out-of-memory failures: each costs a start-up and a new plan."""
         risk = min(self.memory.out_of_memory_risk or 0.0, 0.99)
-        start = self.start_up.hours if self.start_up is not None else 0.0
-        return risk / (1 - risk) * (start + REPLAN_HOURS)
+        return risk / (1 - risk) * (self.start_up_hours + REPLAN_HOURS)
 
     def expected_hours(self, tokens: int | None) -> float | None:
         """Return hours for this many tokens, with out-of-memory failures; None if unknown."""

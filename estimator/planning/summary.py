@@ -147,6 +147,8 @@ def _alternative(plan: Plan) -> str:
     facts = [f"{describe_gpus(plan.request)}, {plan.method}"]
     if prediction.tokens_per_second is not None:
         facts.append(f"{prediction.tokens_per_second:,.0f} tokens/s")
+    else:
+        facts.append("speed unknown")
     if prediction.usd_per_hour is not None:
         facts.append(f"{format_usd(prediction.usd_per_hour)} per hour")
     per_million = usd_per_million_tokens(plan)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -58,7 +59,7 @@ def convert(
         write_text(output, text)
     print(report(conversion), file=sys.stderr, flush=True)
     if output is not None:
-        print(f"next: finetune run {output}", file=sys.stderr, flush=True)
+        print(f"next: finetune run {quote(str(output))}", file=sys.stderr, flush=True)
     if plan:
         from flows.commands.flow_commands import run
 

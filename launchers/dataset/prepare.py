@@ -22,13 +22,14 @@ from estimator.terminal import print
 from estimator.vocabulary import TASKS
 from launchers.dataset import prepared, prompts, render, texts
 from launchers.dataset.asking import PromptFormat
-from launchers.dataset.documents import Documents, Packing, tokenize
+from launchers.dataset.documents import Documents, Packing
 from launchers.dataset.order import grouped_by_length, longest_first
 from launchers.dataset.preferences import Sample, conversation_of
 from launchers.dataset.prepared import IGNORE, Prepared, PreparedInfo
 from launchers.dataset.progress import Progress
 from launchers.dataset.seeding import random_stream
 from launchers.dataset.stored import Selected, characters_of, concatenate, sources_of
+from launchers.dataset.tokenization import tokenize
 from launchers.settings import Settings
 
 MAX_HELD_OUT = 256

@@ -165,6 +165,21 @@ def test_a_run_succeeds_only_if_all_nodes_are_done_and_node_0_is_the_last(port: 
         assert within(main) is within(member) is None
 
 
+def test_a_node_that_leaves_is_not_lost_and_its_parts_are_not_waited_for(port: int) -> None:
+    main, member = Hub(_address(port), QUICK), Member(_address(port, 1), QUICK)
+    with contextlib.closing(main):
+        joined(main, member)
+        main.report(PartStored(step=4))
+        assert main.parts_missing()
+        member.close()
+        deadline = time.monotonic() + 20
+        while main.parts_missing():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        time.sleep(QUICK.settle * 3)  # within this time a lost node would be the verdict
+        assert main.verdict() is None
+
+
 def test_a_failure_of_a_single_node_is_reported_at_once_unless_it_is_a_consequence() -> None:
     alone = dataclasses.replace(_address(0), nodes=1)
     for secondary in (False, True):

@@ -69,8 +69,8 @@ def test_a_flapping_link_warns_twice_then_fails_until_it_was_absent_for_long(
     assert reported[16:] == [[]] * 14, "the first of three nights is more than 14 days ago"
     assert "Seen on 2 of 6 nights (1970-01-03, 1970-01-06)." in results[5].findings[0].title
     assert results[12].findings[0].title == (
-        "The link between host-1 and host-3 comes and goes: seen on 3 of 13 nights (1970-01-03, 1970-01-06, "
-        "1970-01-10)."
+        "The link between host-1 and host-3 loses packets again and again: seen on 3 of 13 nights "
+        "(1970-01-03, 1970-01-06, 1970-01-10)."
     )
     assert {result.bad_nodes for result in results} == {()}, "a link is neither end's fault"
     assert [verdict_of(results[n], "loss") for n in (1, 2, 9, 12, 20)] == [
