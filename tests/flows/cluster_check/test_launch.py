@@ -93,7 +93,7 @@ def test_options_that_a_cluster_cannot_satisfy_are_refused_before_a_run(
         ("nodess: 3", ["'nodess'", "Did you mean nodes?"]),
         ("nodes: two", ["nodes is 'two'", "a whole number"]),
         ("apply: perhaps", ["apply is 'perhaps'", "true or false"]),
-        ("- nodes", ["no mapping"]),
+        ("- nodes", ["not a mapping"]),
         ("nodes: [", ["not YAML"]),
     ],
 )
