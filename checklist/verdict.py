@@ -322,7 +322,7 @@ def _unknown_speed(checks: Iterable[CheckResult]) -> str:
 
 def _skipped(selected: tuple[Check, ...], judgments: Iterable[Judgment]) -> tuple[Skipped, ...]:
     names = {check.name for check in selected}
-    not_selected = [Skipped(check=name, reason="Not asked for.") for name in CHECKS if name not in names]
+    not_selected = [Skipped(check=name, reason="Not requested.") for name in CHECKS if name not in names]
     return (
         *(judgment.result for judgment in judgments if isinstance(judgment.result, Skipped)),
         *not_selected,
