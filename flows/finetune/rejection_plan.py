@@ -112,8 +112,8 @@ class PlannedRejection:
             ("total", _total(plan)),
             (
                 "basis",
-                "answers that all reach the longest length, to prompts of "
-                f"{planned.prompt_tokens:,} tokens; {planned.stages[0].basis}",
+                f"all answers of maximum length, prompts of {planned.prompt_tokens:,} tokens; "
+                f"{planned.stages[0].basis}",
             ),
         ]
         return "\n".join(["Rejection sampling:", *(_row(name, text) for name, text in rows)])
@@ -218,7 +218,7 @@ def _placement(plan: Plan, stage: Stage) -> str:
 
 def _batch(plan: Plan, planned: Generation) -> str:
     tokens = planned.batch_tokens
-    text = f"up to {planned.batch_sequences:,} answers and {tokens:,} tokens at once, padding included"
+    text = f"up to {planned.batch_sequences:,} answers and {tokens:,} tokens at once, including padding"
     capacity = plan.prediction.memory.capacity_bytes
     if planned.fits is False and capacity is not None:
         text += (
@@ -236,7 +236,7 @@ def _stage_figures(plan: Plan, stage: Stage) -> str:
 def _total(plan: Plan) -> str:
     """Format the sum of known times and costs, and name the missing stages."""
     hours, usd, missing = generation.total(plan)
-    exception = f", without {' and '.join(missing)}" if missing else ""
+    exception = f"; not included: {', '.join(missing)}" if missing else ""
     return _figures(plan, hours, usd) + (exception if hours is not None else "")
 
 
