@@ -473,8 +473,8 @@ class Measurements:
     profile: str
     device: Literal["cpu", "cuda"]
     backend: Literal["gloo", "nccl"]
-    nodes_requested: int
-    gpus_per_node_requested: int
+    nodes_asked: int
+    gpus_per_node_asked: int
     """Requested GPUs per node; processes per node on CPUs."""
     local: bool = False
     """Whether the nodes are processes of one machine as requested, without a network between them."""

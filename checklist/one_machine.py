@@ -31,8 +31,8 @@ def next_commands(run: Measurements) -> tuple[str, ...]:
     """Return commands that measure a network: torchrun (on each of two nodes), and the flow."""
     if not is_one(run):
         return ()
-    gpus = f" --gpus-per-node {run.gpus_per_node_requested}" if run.device == "cuda" else ""
-    processes = f"--nproc-per-node {run.gpus_per_node_requested}"
+    gpus = f" --gpus-per-node {run.gpus_per_node_asked}" if run.device == "cuda" else ""
+    processes = f"--nproc-per-node {run.gpus_per_node_asked}"
     rendezvous = "--node-rank $NODE_RANK --master-addr $MASTER_ADDR --master-port 29500"
     return (
         f"torchrun --nnodes 2 {processes} {rendezvous} -m checklist --profile standard",

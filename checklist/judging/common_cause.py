@@ -56,7 +56,7 @@ def _shared_rails(context: JudgingContext, findings: tuple[Finding, ...]) -> Ite
         for fault in findings
         if fault.code == SLOW_RAIL and len(fault.ranks) == 1 and fault.ranks[0] in local_ranks
     )
-    rails, total = context.measurements.gpus_per_node_requested, slow.total()
+    rails, total = context.measurements.gpus_per_node_asked, slow.total()
     for rail, count in slow.items():
         if count < FEWEST or 2 * count <= total:
             continue

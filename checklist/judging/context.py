@@ -100,7 +100,7 @@ class JudgingContext:
             "leaders": tuple(first[node] for node in sorted(first)),
             "wiring": wiring_of(run, tuple(first[node] for node in sorted(first))),
             "nodes_by_rank": run.nodes_by_rank,
-            "paths": Paths.from_facts(first.values(), max((run.nodes_requested - 1, *first)) + 1),
+            "paths": Paths.from_facts(first.values(), max((run.nodes_asked - 1, *first)) + 1),
             "_names": {n: f"{name} (node {n})" if counts[name] > 1 else name for n, name in names.items()},
         }
         for name, value in identity.items():
@@ -211,7 +211,7 @@ class JudgingContext:
             op=op,
             bytes=size_bytes,
             algorithm=algorithm,
-            gpus=self.measurements.gpus_per_node_requested if self.cuda else None,
+            gpus=self.measurements.gpus_per_node_asked if self.cuda else None,
             nodes=len(self.measurements.nodes),
         )
         return self.table.find(key) if key.systems else None

@@ -45,14 +45,14 @@ def _covered(context: JudgingContext, result: CheckResult) -> CheckResult:
         return _of_pairs(context, result)
     if check == "hangs":
         return result
-    world = context.measurements.nodes_requested * context.measurements.gpus_per_node_requested
+    world = context.measurements.nodes_asked * context.measurements.gpus_per_node_asked
     if check in WORLD:
         ranks = [item.ranks for item in context.measurements.collectives]
         # The backend's log covers all ranks, also without measured collectives
         return _limited(result, Coverage(what="ranks", measured=max(ranks, default=world), of=world))
     if check in BY_NODE:
         nodes = {context.nodes_by_rank[rank] for rank in _ranks_with_figures(context, check)}
-        covered = Coverage(what="nodes", measured=len(nodes), of=context.measurements.nodes_requested)
+        covered = Coverage(what="nodes", measured=len(nodes), of=context.measurements.nodes_asked)
         return _limited(_restrict(context, result, nodes), covered)
     covered_ranks = _ranks(context, check)
     missing = {node for rank, node in context.nodes_by_rank.items() if rank not in covered_ranks}

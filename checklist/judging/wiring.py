@@ -22,7 +22,7 @@ _Network = tuple[str, int, float]  # fabric, ports of a node, Gbit/s of a port
 def wiring_of(run: Measurements, leaders: Sequence[Facts]) -> Wiring:
     """Derive the wiring of a run; ``leaders``: the facts of each node's first rank."""
     cuda = run.device == "cuda"
-    gpus = run.gpus_per_node_requested if cuda else 1  # without GPUs a pair of nodes uses one socket
+    gpus = run.gpus_per_node_asked if cuda else 1  # without GPUs a pair of nodes uses one socket
     hosts = len({fact.node for fact in leaders})
     racks = Counter(fact.nvlink_domain for fact in leaders)
     # GPUs of hosts under one NVLink switch form one domain

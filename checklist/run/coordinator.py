@@ -115,8 +115,8 @@ class Coordinator(Session):
             profile=self.options.profile,
             device="cuda" if self.device == "cuda" else "cpu",
             backend="nccl" if self.backend == "nccl" else "gloo",
-            nodes_requested=self.options.nodes,
-            gpus_per_node_requested=self.options.gpus_per_node
+            nodes_asked=self.options.nodes,
+            gpus_per_node_asked=self.options.gpus_per_node
             or max(1, self.rendezvous.world // max(1, self.rendezvous.nodes)),
             local=self.rendezvous.simulated,
             facts=tuple(collected.facts[rank] for rank in sorted(collected.facts)),

@@ -17,8 +17,8 @@ RUN = Measurements(
     profile="quick",
     device="cpu",
     backend="gloo",
-    nodes_requested=1,
-    gpus_per_node_requested=2,
+    nodes_asked=1,
+    gpus_per_node_asked=2,
     locals=(
         Local(rank=0, what="gemm_fp32", value=0.2, unit="TFLOPS"),
         Local(rank=1, what="gemm_fp32", value=None, unit="TFLOPS", error='"no" memory'),

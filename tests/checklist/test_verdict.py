@@ -49,8 +49,8 @@ def test_a_run_without_measurements_has_no_verdict_and_no_healthy_nodes() -> Non
         profile="quick",
         device="cpu",
         backend="gloo",
-        nodes_requested=2,
-        gpus_per_node_requested=1,
+        nodes_asked=2,
+        gpus_per_node_asked=1,
     )
     result = judge(run)
     assert (result.verdict, result.exit_code) == ("NO-VERDICT", 3)

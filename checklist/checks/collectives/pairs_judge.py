@@ -59,7 +59,7 @@ def pairs(context: JudgingContext) -> Judgment:
     """
     lost_nodes = {hang.node for hang in context.measurements.hangs}
     measured = without_lost(context.measurements.pairs, lost_nodes)
-    if context.measurements.nodes_requested < 2:
+    if context.measurements.nodes_asked < 2:
         return skipped("pairs", "There is one node only.")
     if not measured or not context.measurements.nodes:
         return context.unmeasured("pairs", "pairs")

@@ -229,7 +229,7 @@ def _failed(context: JudgingContext, check: str, failed: list[Local], *, stores:
 def _does_not_apply(context: JudgingContext, check: str) -> str | None:
     if not context.cuda and check in ("host-copy", "peer-copy"):
         return "The run uses no GPUs."
-    if check == "peer-copy" and context.measurements.gpus_per_node_requested < 2:
+    if check == "peer-copy" and context.measurements.gpus_per_node_asked < 2:
         return "There is one GPU on each node."
     return None
 

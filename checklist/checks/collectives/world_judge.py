@@ -94,7 +94,7 @@ def transport(context: JudgingContext) -> Judgment:
         return context.unmeasured("transport", "facts")
     findings = []
     nodes = len(context.measurements.nodes)
-    world = context.measurements.nodes_requested * context.measurements.gpus_per_node_requested
+    world = context.measurements.nodes_asked * context.measurements.gpus_per_node_asked
     if used.nodes_seen is not None and used.nodes_seen != nodes and not context.local:
         title = f"NCCL saw {used.nodes_seen} nodes, the launcher {nodes}."
         network = f"{used.nodes_seen} of {nodes} nodes"

@@ -45,7 +45,7 @@ def gpus(context: JudgingContext) -> Judgment:
     machine = None if context.machine is None else context.machine.gpu_count
     findings = []
     for node, count in counts.items():
-        expected = max(common, context.measurements.gpus_per_node_requested)
+        expected = max(common, context.measurements.gpus_per_node_asked)
         # A pod may request half of a machine, but not 7 of 8 GPUs
         if machine and machine % max(count, 1):
             expected = machine

@@ -64,7 +64,7 @@ def _fabric(context: JudgingContext, state: GpuHealth) -> list[Finding]:
     if state.fabric != _DONE:
         symptom = f"is not registered with the fabric manager: {state.fabric}"
         # A single GPU of a shared machine works without the fabric; with several, CUDA does not initialize
-        single_gpu = context.measurements.gpus_per_node_requested == 1
+        single_gpu = context.measurements.gpus_per_node_asked == 1
         return [_of_gpu(context, state, "fabric-state", "WARN" if single_gpu else "FAIL", symptom)]
     if not state.fabric_faults:
         return []

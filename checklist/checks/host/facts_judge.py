@@ -33,7 +33,7 @@ def ranks(context: JudgingContext) -> Judgment:
     Not detected: why a rank is missing. Hosts without a known boot id count as different ones.
     """
     run = context.measurements
-    world = run.nodes_requested * run.gpus_per_node_requested
+    world = run.nodes_asked * run.gpus_per_node_asked
     if not context.facts:
         return context.unmeasured("ranks", "facts")
     findings = _missing(context, world) or _unequal(context)
@@ -43,7 +43,7 @@ def ranks(context: JudgingContext) -> Judgment:
 
 
 def _missing(context: JudgingContext, world: int) -> list[Finding]:
-    asked, seen = context.measurements.nodes_requested, len(context.measurements.nodes)
+    asked, seen = context.measurements.nodes_asked, len(context.measurements.nodes)
     if len(context.facts) >= world and seen >= asked:
         return []
     if seen == 1 < asked and len(context.measurements.hosts) < 2:
@@ -60,7 +60,7 @@ def _absent(context: JudgingContext) -> str:
     """Describe the nodes that reported no facts, from data of the control channel."""
     joined = set(context.measurements.nodes)
     absent = tuple(
-        context.name(node) for node in range(context.measurements.nodes_requested) if node not in joined
+        context.name(node) for node in range(context.measurements.nodes_asked) if node not in joined
     )
     return f"; without {shorten(absent)}" if absent else ""
 

@@ -55,7 +55,7 @@ def host_limits(context: JudgingContext) -> Judgment:
 
 def _too_little(context: JudgingContext, fact: Facts) -> list[Finding]:
     name, findings = context.name(fact.node), []
-    ranks = context.measurements.gpus_per_node_requested
+    ranks = context.measurements.gpus_per_node_asked
     if fact.cpus is not None and fact.cpus < ranks:
         title = f"{name} may use {fact.cpus:g} CPUs, fewer than one per rank ({ranks})."
         findings.append(finding("host-limits", "cpu-limit", "WARN", title, suspects=[name]))

@@ -35,7 +35,7 @@ def loss(context: JudgingContext) -> Judgment:
     counters; for a single pair, which of its ends is at fault.
     """
     run = context.measurements
-    if run.nodes_requested < 2:
+    if run.nodes_asked < 2:
         return skipped("loss", "There is one node only.")
     counters = [
         reading for reading in run.counters if reading.tcp_segments is not None or has_counters(reading)

@@ -56,7 +56,7 @@ def mesh(context: JudgingContext) -> Judgment:
     """
     probes = context.measurements.probes
     nodes = context.measurements.nodes
-    if context.measurements.nodes_requested < 2:
+    if context.measurements.nodes_asked < 2:
         return skipped("mesh", "There is one node only.")
     if not probes:
         return context.unmeasured("mesh", "mesh")

@@ -26,7 +26,7 @@ def open_ports(context: JudgingContext) -> Judgment:
     node without any open port.
     """
     results = context.measurements.open_ports
-    if context.local or context.measurements.nodes_requested < 2:
+    if context.local or context.measurements.nodes_asked < 2:
         return skipped("open-ports", "All ranks are on one machine.")
     main = {(item.src, item.dst): item for item in results if not item.other_family and item.tried}
     if not main:

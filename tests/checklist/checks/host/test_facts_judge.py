@@ -12,7 +12,7 @@ from tests.checklist.runs import all_with, codes, gpu_run, with_facts
 
 FAULTS: list[tuple[str, Measurements, str, str]] = [
     ("a lost rank", dataclasses.replace(gpu_run(), facts=gpu_run().facts[:-1]), "ranks-missing", "FAIL"),
-    ("separate jobs", dataclasses.replace(gpu_run(1, 4), nodes_requested=2), "ranks-separate", "FAIL"),
+    ("separate jobs", dataclasses.replace(gpu_run(1, 4), nodes_asked=2), "ranks-separate", "FAIL"),
     ("one host", with_facts(gpu_run(2, 1), 1, boot_id="boot-0"), "nodes-share-host", "FAIL"),
     ("another driver", with_facts(gpu_run(), 9, versions={"driver": "535.1"}), "versions-differ", "FAIL"),
     ("another kernel", with_facts(gpu_run(), 9, versions={"kernel": "6.1"}), "", ""),
