@@ -53,6 +53,7 @@ from launchers.engines.waiting import Waiting
 from launchers.gang.job import TrainJob
 from launchers.gang.leaving import Cadence
 from launchers.gang.rank import RankEnv, RankReporter, mark_part_complete
+from launchers.report.telemetry import Step
 
 with torchtune_imports():
     import torchtune.training
@@ -246,17 +247,20 @@ class Steps(_Recipe):
         times = self._clock.read()
         self._window.end()
         self._reporter.step(
-            step=step,
-            loss=figures.loss,
-            metrics=figures.metrics,
-            lr=self._clock.lr,
-            grad_norm=figures.grad_norm,
-            samples=samples,
-            tokens=tokens,
-            dt=times.step,
-            dtf=times.forward,
-            dtb=times.backward,
-            in_collectives=self._waiting.seconds(),
+            Step(
+                rank=self._env.rank,
+                step=step,
+                loss=figures.loss,
+                metrics=figures.metrics,
+                lr=self._clock.lr,
+                grad_norm=figures.grad_norm,
+                samples=samples,
+                tokens=tokens,
+                dt=times.step,
+                dtf=times.forward,
+                dtb=times.backward,
+                in_collectives=self._waiting.seconds(),
+            )
         )
 
     def _figures(self, step: int) -> _Figures:

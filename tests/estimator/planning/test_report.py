@@ -1,5 +1,7 @@
 """The plan as people see it."""
 
+from dataclasses import replace
+
 import pytest
 
 from estimator import CannotFit, Job, Machine, Target, plan, render, render_cannot_fit
@@ -36,6 +38,16 @@ def test_a_report_shows_request_memory_price_and_reasons_within_the_width(width:
     assert "Rejected" in text
 
 
+def test_alternatives_have_their_number_of_machines_and_unknown_speeds_are_named() -> None:
+    chosen = plan(Job(model=find("llama-8b"), method="lora"), Target(kind="catalogue", gpu="A100 SXM 80GB"))
+    several = replace(chosen, request=replace(chosen.request, nodes=2, gpus_per_node=8))
+    unknown = replace(several, prediction=replace(several.prediction, tokens_per_second=None))
+    machine = f"{chosen.request.instance_type} ({chosen.request.cloud})"
+    flat = " ".join(render_summary(chosen, [several, unknown]).split())
+    assert f"16x A100 SXM 80GB on 2 {machine}, lora, {chosen.prediction.tokens_per_second:,.0f}" in flat
+    assert f"16x A100 SXM 80GB on 2 {machine}, lora, speed unknown" in flat
+
+
 def test_unknown_figures_are_shown_as_unknown() -> None:
     text = render(plan(Job(model=find("tiny-llama")), Target(machine=LAPTOP)))
     assert "Speed       unknown" in text
@@ -47,7 +59,7 @@ def test_a_job_that_does_not_fit_shows_the_need_and_working_commands() -> None:
         plan(Job(model=find("llama-8b"), method="lora"), Target(machine=LAPTOP))
     text = render_cannot_fit(caught.value, "python flow.py run --model llama-8b --method lora")
     assert text.startswith("llama-8b has 8.0 billion parameters")
-    assert "Here        no GPU, 4 CPU cores" in text
+    assert "Available   no GPU, 4 CPU cores" in text
     assert "$" in text
     assert "  python flow.py run --model llama-8b --method lora --with kubernetes" in text
 

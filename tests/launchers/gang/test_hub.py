@@ -17,7 +17,7 @@ import pytest
 from estimator.errors import UserError
 from launchers.cluster.endpoint import CLUSTER_PORTS, STORE_PORTS, NodeAddress, Secret, unused_port
 from launchers.gang import hub
-from launchers.gang.control import Control, Done, Failed, PartStored, Timeouts, some
+from launchers.gang.control import Control, Done, Failed, PartStored, Timeouts, format_nodes
 from launchers.gang.failures import Failure, GangFailed, NodeLost
 from launchers.gang.hub import Hub
 from launchers.gang.member import Member
@@ -214,7 +214,7 @@ def test_the_torch_store_on_a_cluster_uses_only_ports_opened_by_the_network_poli
 
 @pytest.mark.parametrize(("count", "omitted_text"), [(8, ""), (9, "1"), (20, "12")])
 def test_the_first_eight_of_many_nodes_are_named_and_the_rest_counted(count: int, omitted_text: str) -> None:
-    named, _, names_after = some(list(range(count))).partition(" and ")
+    named, _, names_after = format_nodes(list(range(count))).partition(" and ")
     assert (named.split(", "), names_after.partition(" ")[0]) == (
         [str(node) for node in range(8)],
         omitted_text,
