@@ -49,7 +49,7 @@ def test_the_workflow_for_changes_runs_the_test_command_of_the_readme() -> None:
     script = (ROOT / ".ci" / "run").read_text()
     (command,) = re.findall(r"^(python3 -m venv .* pytest)$", (ROOT / "README.md").read_text(), re.MULTILINE)
     assert command in script
-    assert "run_pytest -m 'slow and not nightly' \"$@\"" in script
+    assert '.venv/bin/python -m pytest -m "$slow"' in script
 
 
 def test_an_unknown_ci_part_is_refused_before_anything_is_installed() -> None:
