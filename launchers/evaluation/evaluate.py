@@ -24,7 +24,7 @@ from estimator.errors import UserError
 from estimator.formatting import format_clock, printable
 from estimator.terminal import print
 from estimator.vocabulary import IMAGE_TASK, METHODS, TASKS
-from launchers.base.imports import collector_paused
+from launchers.base.imports import collector_paused, import_peft, import_transformers
 from launchers.base.request_process import read_request, write_request
 from launchers.cluster.processes import PARENT, die_with_parent, started, tail
 from launchers.dataset.measured import MAX_BATCH_TOKENS, MAX_ROWS
@@ -275,6 +275,7 @@ def _evaluate(request: EvaluationRequest) -> EvaluationResult:
     data = Prepared(held_out) if (held_out / "info.json").is_file() else None
     count = 0 if request.settings.task == "reward" else request.generations  # a reward model outputs scores
     prompts = _prompts(request.data_dir / "heldout.jsonl", count)
+    import_transformers()
     # both models use the finished model's tokenizer, because the base may have none
     tokenizer = load_tokenizer(request.model_dir, request.settings) if prompts else None
     outcomes: list[tuple[Score | None, list[str]]] = []
@@ -378,8 +379,8 @@ def load_model(
 
         return adapter_v2.load(base, folder, **options)
     if (folder / "adapter_config.json").is_file():
-        with collector_paused():
-            from peft import PeftModel
+        import_peft()
+        from peft import PeftModel
 
         network = causal.load(base, trust_remote_code=trust_remote_code, **options)
         if settings is not None and METHODS[settings.method].quantized:
