@@ -32,6 +32,7 @@ from checklist.registry import CHECKS
 from estimator import models
 from estimator.models import untried
 from estimator.option_names import option_name
+from estimator.planning.summary import MORE
 from estimator.vocabulary import LAUNCHED_ENGINES
 from flows.finetune import planning
 from launchers import settings
@@ -88,7 +89,7 @@ def settings_page() -> str:
         "of `engine_options` that follow from the plan are refused: the accounting of a run depends on them.",
         "",
     ]
-    header = ["| Setting | Option | Default | Takes | |", "|---|---|---|---|---|"]
+    header = ["| Setting | Option | Default | Values | Meaning |", "|---|---|---|---|---|"]
     schema = settings.json_schema()
     sections: dict[str, list[str]] = {}
     for name in settings.dotted_names():
@@ -141,6 +142,21 @@ def _takes(values: dict[str, Any]) -> str:
 def plan_block() -> str:
     """Build the plan that README.md shows."""
     return "```text\n" + planned({"model": "llama-8b", "method": "lora"}, "kubernetes").strip() + "\n```"
+
+
+def rejection_block() -> str:
+    """Build the stages of rejection sampling that docs/rejection.md shows."""
+    parameters = {
+        "model": "llama-8b",
+        "method": "full",
+        "instance_type": "a3-highgpu-8g",
+        "dataset": "python-docs",
+        "score": f"{ROOT / 'examples' / 'short_answers.py'}:short_answers",
+        "set": ["rejection.prompts=2000"],
+        "from_catalogue": True,
+    }
+    stages = planned(parameters, "kubernetes").partition("Rejection sampling:")
+    return "```text\n" + "".join(stages[1:]).replace(MORE, "").strip() + "\n```"
 
 
 def models_table() -> str:
@@ -422,6 +438,7 @@ GENERATED = {
     "bandwidth": ("docs/checklist-rules.md", busbw.documented),
     "conversions": ("docs/convert.md", conversions),
     "plan": ("README.md", plan_block),
+    "rejection": ("docs/rejection.md", rejection_block),
     "measured": ("docs/accuracy.md", measured_runs.table),
     "errors": ("docs/accuracy.md", errors_of_the_estimator),
     "exact families": ("benchmarks/results/exact_families.md", exact_families.table),

@@ -228,7 +228,7 @@ CASES = (
     Case(
         name="one of two families is blocked",
         hosts=4,
-        right=_has_title("h2 is not reached over IPv6, but over IPv4."),
+        right=_has_title("h2 is not reached over IPv6, only over IPv4."),
         fault=lambda b: b.block_ipv6(2),
         dual=True,
     ),

@@ -22,7 +22,7 @@ RECORDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "RankMeasured": ("launchers/report/state.py", ("RankMeasured",)),
     "Metrics": ("launchers/report/metrics.py", ("Metrics",)),
     "Outcome": ("flows/finetune/node.py", ("Outcome",)),
-    "EvaluationResult": ("launchers/evaluation/evaluate.py", ("EvaluationResult", "Answer")),
+    "EvaluationResult": ("launchers/evaluation/result.py", ("EvaluationResult", "Answer")),
 }
 
 

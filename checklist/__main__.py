@@ -126,22 +126,10 @@ class _Judge:
 
     def __call__(self, measurements: Measurements) -> int:
         """Judge the measurements and publish the result. Returns the exit status."""
-        from checklist.verdict import judge
+        from checklist.verdict import judge_with_options
 
-        result = judge(
-            measurements,
-            checks=self._options.checks,
-            thresholds=self._table,
-            history=self._past.records,
-            open_failures=self._past.open_failures,
-            sightings=self._past.sightings,
-            pairs_seen=self._past.pairs_seen,
-            accept_baseline=self._options.accept_baseline,
-            system=self._options.system,
-            expect=self._options.expect,
-            suspects=self._options.suspects,
-            reference=self._reference,
-            reference_node=self._options.reference_node,
+        result = judge_with_options(
+            measurements, self._options, self._past, thresholds=self._table, reference=self._reference
         )
         self.result = replace(result, notes=(*result.notes, *self._past.problems))
         return result.exit_code

@@ -29,6 +29,7 @@ CPU = "cpu"  # name of the processor's model among a host's settings; identifies
 PARAMETER = "kernel parameter "  # prefix of a kernel parameter among a host's settings
 COMMAND_LINE = "kernel parameters"  # "read" if readable; then missing parameters are known to be unset
 IDLE = "nothing"  # operation of a Hang that occurred between two operations
+NOT_REQUESTED = "not requested"  # reason of a phase that no selected check needs
 BROKEN_OFF = "it had not ended when the run was broken off"  # default reason of an unfinished Phase
 R = TypeVar("R")
 STRICT = {"extra": "forbid", "allow_inf_nan": False, "use_attribute_docstrings": True}

@@ -53,7 +53,7 @@ class PastRun:
     failures: tuple[OpenFailure, ...]
     """Failures of this run."""
     records: tuple[Record, ...]
-    look: Sightings | None = None
+    sightings: Sightings | None = None
     """Intermittent faults it observed; None if it did not check for them."""
     gpus: dict[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
     """UUIDs of the GPUs it used, by node."""
@@ -83,7 +83,7 @@ def run_of(result: Result) -> PastRun:
         standing=result.standing,
         failures=result.open_failures()[len(result.standing) :],
         records=result.records,
-        look=sightings_of(result),
+        sightings=sightings_of(result),
         gpus=result.gpus,
     )
 
@@ -101,7 +101,7 @@ def fold(runs: Iterable[PastRun], problems: Iterable[str] = ()) -> History:
         open_items = still_open(standing, run.checks, run.profile, run.gpus, started)
         standing = _merge(open_items, run.failures)
     records = tuple(item for run in ordered for item in run.records)
-    sightings = tuple(run.look for run in ordered if run.look is not None)
+    sightings = tuple(run.sightings for run in ordered if run.sightings is not None)
     return History(
         records=records,
         open_failures=standing,

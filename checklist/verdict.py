@@ -28,6 +28,8 @@ from checklist.judging.context import JudgingContext, Judgment
 from checklist.judging.thresholds import Table, table
 from checklist.measurements import Measurements
 from checklist.open_failures import still_open
+from checklist.options import CheckOptions
+from checklist.past_runs import History
 from checklist.reference import Reference
 from checklist.registry import CHECKS, PROFILES, Check, Profile
 from checklist.result import CheckResult, Finding, FitResult, OpenFailure, Result, Skipped, Verdict
@@ -76,6 +78,32 @@ JUDGES: dict[str, Callable[[JudgingContext], Judgment]] = {
     "loss": loss_judge.loss,
     "hangs": hangs_judge.hangs,
 }
+
+
+def judge_with_options(
+    measurements: Measurements,
+    options: CheckOptions,
+    history: History,
+    *,
+    thresholds: Table | None = None,
+    reference: Reference | None = None,
+) -> Result:
+    """Judge one run by its options, compared with its history; see :func:`judge`."""
+    return judge(
+        measurements,
+        checks=options.checks,
+        thresholds=thresholds,
+        history=history.records,
+        open_failures=history.open_failures,
+        sightings=history.sightings,
+        pairs_seen=history.pairs_seen,
+        accept_baseline=options.accept_baseline,
+        system=options.system,
+        expect=options.expect,
+        suspects=options.suspects,
+        reference=reference,
+        reference_node=options.reference_node,
+    )
 
 
 def judge(

@@ -4,7 +4,7 @@ In a flow::
 
     @gpu_profile(model="llama-8b", method="lora")            # options of `finetune plan`
     @gpu_profile(plan=plan_from_parameters)                  # a planning function, shared by the flow's steps
-    @gpu_profile(plan=plan_from_parameters, request="none")  # carry the plan, request no GPUs
+    @gpu_profile(plan=plan_from_parameters, request="none")  # pass on the plan, request no GPUs
     @gpu_profile(memory="40GiB", gpus=2)                     # the cheapest machine that has these
     @gpu_profile(rightsize=True)                             # what earlier runs of the step used
 
@@ -82,12 +82,15 @@ class gpu_profile(StepMutator, UserStepDecorator):  # type: ignore[misc]  # noqa
         ``"kubernetes"`` or ``"batch"``. All steps of a flow share one function. Without it the step is
         only measured.
     request:
-        ``"train"``: ask for the planned hardware, show predicted next to measured. ``"encode"``: ask for one
-        of its nodes, with all of its GPUs; no card. ``"evaluate"``: ask for the fewest of its GPUs that hold
-        the model; the plan predicts training only, so the card shows what was measured. ``"data"``: the disk
-        of weights and data, and no GPUs; no card. ``"inference"``, with ``model=`` and ``seq_len=``: the
-        cheapest GPUs that hold the model to generate answers. ``"none"``: carry the plan, ask for nothing,
-        make no card.
+        ``"train"``: request the planned hardware; the card shows predicted and measured values.
+        ``"encode"``: request one of the planned nodes, with all of its GPUs; no card.
+        ``"evaluate"``: request the fewest of the planned GPUs that hold the model; the card shows measured
+        values only, because the plan predicts training.
+        ``"generate"``, ``"score"``, ``"compare"``: the stages of rejection sampling.
+        ``"inference"``, with ``model=`` and ``seq_len=``: request the cheapest GPUs that hold the model to
+        generate answers.
+        ``"data"``: request the disk for weights and data, without GPUs; no card.
+        ``"none"``: pass on the plan, request nothing; no card.
     cpu, memory, gpus, gpu, gpu_memory:
         Without a model: sizes of each node, such as ``memory="40GiB"``. The step runs on the cheapest machine
         or node that has them.
@@ -98,7 +101,7 @@ class gpu_profile(StepMutator, UserStepDecorator):  # type: ignore[misc]  # noqa
         Seconds between two samples of the profiler; longer if sampling uses too much CPU time.
     """
 
-    variable = PLAN_VARIABLE  # that carries the step's plan or sizes
+    variable = PLAN_VARIABLE  # environment variable with the step's plan or sizes
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         _check_above_step(*args[:1])
@@ -179,7 +182,7 @@ class gpu_profile(StepMutator, UserStepDecorator):  # type: ignore[misc]  # noqa
             die_with_parent(os.getppid(), signal.SIGTERM)
             _metaflow.ensure_python()
         remember_origin()
-        # The plan predicts training: next to anything else its figures would mislead.
+        # The plan predicts training, so its figures are not shown for steps that do something else
         plan = current_plan() if self.planned and self.role == "train" else None
         card = _metaflow.card() if self.role in _WITH_CARD else None
         about = current_plan() if self.planned else None
@@ -256,10 +259,10 @@ def _headline(exception: Exception | None) -> str | None:
 
 def _switch(name: str, value: Any) -> bool:
     """Return a switch, which ``--with gpu_profile:rightsize=true`` gives as text."""
-    known = {"true": True, "false": False}
-    if str(value).lower() not in known:
-        raise FinetuneError(f"@gpu_profile({name}={value!r}): it is true or false.")
-    return known[str(value).lower()]
+    values = {"true": True, "false": False}
+    if str(value).lower() not in values:
+        raise FinetuneError(f"@gpu_profile({name}={value!r}): must be true or false.")
+    return values[str(value).lower()]
 
 
 def _seconds(name: str, value: Any) -> float:

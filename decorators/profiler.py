@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from decorators.own_checkpoints import OwnCheckpoints
     from estimator.rightsizing.recommend import Recommendation
     from estimator.rightsizing.usage import Ending
-    from launchers.evaluation.evaluate import EvaluationResult
+    from launchers.evaluation.result import EvaluationResult
     from launchers.harness.result import HarnessResult
     from launchers.run.trial import TrialResult
 

@@ -157,7 +157,7 @@ class StepSizing:
             machine = f" ({request.instance_type})" if request.instance_type else ""
             print(f"{step.name}: {sizes.describe()}{machine}", file=sys.stderr)
         if self.rightsize and step_request.backend != "local" and _metaflow.command() != "deploy":
-            before_retry(step, step_request.backend, NextAttempt(self, step, step_request).prepare)
+            before_retry(step, step_request.backend, NextAttempt(step, step_request).prepare)
 
     def _recommend(self, step: StepView) -> Recommendation | None:
         values = step.parameter_values()
@@ -203,7 +203,6 @@ class StepSizing:
 class NextAttempt:
     """Raises the request of the attempt after one that ran out of memory."""
 
-    sizing: StepSizing
     step: StepView
     step_request: StepRequest
 

@@ -43,8 +43,10 @@ class CannotFit(UserError):  # noqa: N818 - it is a result with a plan in it, mo
         The best plan (estimator.plan.Plan) on any instance type of the catalogue, or None.
     suggestions:
         Changes of options with which the job fits, best first.
-    here:
+    available:
         Description of the available hardware.
+    shortage:
+        Memory needed and available, as a clause; "" if something else is short.
     """
 
     def __init__(
@@ -54,11 +56,12 @@ class CannotFit(UserError):  # noqa: N818 - it is a result with a plan in it, mo
         *,
         example_plan: Any = None,  # estimator.plan imports this module
         suggestions: tuple[Suggestion, ...] = (),
-        here: str = "",
+        available: str = "",
     ) -> None:
         super().__init__(problem, advice)
         suggestions = tuple(each for n, each in enumerate(suggestions) if each not in suggestions[:n])
-        self.example_plan, self.suggestions, self.here = example_plan, suggestions, here
+        self.example_plan, self.suggestions, self.available = example_plan, suggestions, available
+        self.shortage = ""
         if suggestions:
             options = ", or ".join(format_suggestion(suggestion) for suggestion in suggestions)
             self.advice = f"It would run with {options}. {advice}".strip()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from types import NoneType
 from typing import get_args
 
 from estimator.errors import UserError
 from estimator.models import PROJECTIONS, ModelSpec
 from estimator.models.vision import IMAGE_SIDE
 from estimator.names import unknown_choice
+from estimator.option_checks import check_choice, check_count, check_names, check_type
 from estimator.option_names import option_name
 from estimator.setup import DEFAULT_SEQ_LEN, Answers, LlamaAdapter
 from estimator.vocabulary import (
@@ -39,6 +41,7 @@ from estimator.vocabulary import (
 )
 
 DEFAULT_BATCH = 16  # default sequences per optimizer step
+_DETECT = "Set machine to detect() of estimator.hardware.local_machine, or to another Machine."
 DEGREES = ("tensor_parallel", "context_parallel", "pipeline_parallel", "expert_parallel")
 
 
@@ -111,18 +114,27 @@ class Job:
         model: object = self.model  # callers without a type checker give a name
         if isinstance(model, str):
             raise UserError(f"model = {model!r} is a name.", "Use estimator.models.find(NAME).")
-        _one_of("method", self.method, get_args(RequestedMethod))
-        _one_of("task", self.task, get_args(Task))
-        _one_of("engine", self.engine, get_args(RequestedEngine))
-        _one_of("optimizer", self.optimizer, get_args(LaunchedOptimizer))
-        _one_of("precision", self.precision, get_args(RequestedPrecision))
-        _one_of("quantization", self.quantization, get_args(LaunchedQuantization))
-        _one_of("offload", self.offload, get_args(Offload))
-        _one_of("fp8", self.fp8, get_args(LaunchedFp8))
+        check_type("model", model, ModelSpec, "Use estimator.models.find(NAME), or resolve(NAME).spec.")
+        for name in ("methods", "engines", "lora_targets", "trained_modules"):
+            check_names(name, getattr(self, name))
+        for name in ("activation_checkpointing", "packing", "variable_length", "compile", "liger"):
+            check_type(name, getattr(self, name), (bool, NoneType), "None leaves it to the planner.")
+        check_choice("method", self.method, get_args(RequestedMethod))
+        check_choice("task", self.task, get_args(Task))
+        check_choice("engine", self.engine, get_args(RequestedEngine))
+        check_choice("optimizer", self.optimizer, get_args(LaunchedOptimizer))
+        check_choice("precision", self.precision, get_args(RequestedPrecision))
+        check_choice("quantization", self.quantization, get_args(LaunchedQuantization))
+        check_choice(
+            "fsdp.offload" if self.engine == "fsdp2" else "zero.offload", self.offload, get_args(Offload)
+        )
+        check_choice("fp8", self.fp8, get_args(LaunchedFp8))
         if self.recompute is not None:
-            _one_of("recompute.what", self.recompute, get_args(Recompute))
+            check_choice("recompute", self.recompute, get_args(Recompute))
         if self.vision is not None:
-            _one_of("vision", self.vision, get_args(Vision))
+            check_choice("vision", self.vision, get_args(Vision))
+        if self.fsdp_sharding is not None:
+            check_choice("fsdp.sharding", self.fsdp_sharding, get_args(FsdpSharding))
 
     def _check_numbers(self) -> None:
         for name in (
@@ -133,10 +145,10 @@ class Job:
             "lora_rank",
             "keep_checkpoints",
         ):
-            _at_least_one(name, getattr(self, name))
+            check_count(name, getattr(self, name))
         for name in ("micro_batch_size", "batch_multiple", "steps", "replicas", "recompute_every", *DEGREES):
             if getattr(self, name) is not None:
-                _at_least_one(name, getattr(self, name))
+                check_count(name, getattr(self, name))
         if self.seq_len > self.model.max_seq_len:
             raise UserError(
                 (
@@ -157,7 +169,7 @@ class Job:
                 ),
             )
         if self.zero_stage is not None and self.zero_stage not in (0, 1, 2, 3):
-            raise UserError(f"--zero-stage {self.zero_stage} is not possible: it is 0, 1, 2 or 3.")
+            raise UserError(f"--zero-stage {self.zero_stage} is not possible.", "Choose 0, 1, 2 or 3.")
 
     def _check_engine(self) -> None:
         if self.offload == "cpu" and self.zero_stage == 0:
@@ -226,25 +238,23 @@ class Job:
         heads = {degree: divides_heads(model, degree) for degree in range(1, model.heads + 1)}
         if self.tensor_parallel and not heads.get(self.tensor_parallel):
             raise UserError(
-                f"tensor_parallel = {self.tensor_parallel} does not divide the {model.heads} attention heads "
+                f"--tp {self.tensor_parallel} does not divide the {model.heads} attention heads "
                 f"({model.kv_heads} for keys and values) and the MLP of {model.name}.",
                 f"Choose one of {', '.join(str(degree) for degree, fits in heads.items() if fits)}.",
             )
         if self.pipeline_parallel and model.layers % self.pipeline_parallel:
             raise UserError(
-                f"pipeline_parallel = {self.pipeline_parallel} does not divide the {model.layers} layers of "
-                f"{model.name}.",
+                f"--pp {self.pipeline_parallel} does not divide the {model.layers} layers of {model.name}.",
                 f"Choose one of {', '.join(map(str, divisors(model.layers)))}.",
             )
         if self.context_parallel and not divides_sequence(self.seq_len, self.context_parallel):
             raise UserError(
-                f"context_parallel = {self.context_parallel} does not divide {self.seq_len} tokens into "
+                f"--cp {self.context_parallel} does not divide {self.seq_len} tokens into "
                 f"{2 * self.context_parallel} equal pieces, two for each process."
             )
         if (self.expert_parallel or 1) > 1 and (not model.experts or model.experts % self.expert_parallel):  # type: ignore[operator]
             raise UserError(
-                f"expert_parallel = {self.expert_parallel} does not divide the {model.experts} experts of "
-                f"{model.name}."
+                f"--ep {self.expert_parallel} does not divide the {model.experts} experts of {model.name}."
             )
 
     @property
@@ -317,16 +327,20 @@ class Target:
     tight: bool = False  # rank plans with a risk of 2 to 20 % of running out of memory like others
 
     def __post_init__(self) -> None:
-        _one_of("target", self.kind, get_args(TargetKind))
-        _one_of("device", self.device, get_args(RequestedDevice))
-        _one_of("capacity", self.capacity, get_args(Capacity))
+        if self.kind not in get_args(TargetKind):
+            raise unknown_choice(f"target kind {self.kind!r}", self.kind, get_args(TargetKind))
+        check_choice("device", self.device, get_args(RequestedDevice))
+        check_choice("capacity", self.capacity, get_args(Capacity))
         for name in ("nodes", "gpus"):
             if getattr(self, name) is not None:
-                _at_least_one(name, getattr(self, name))
+                check_count(name, getattr(self, name))
+        for name in ("gpu", "instance_type", "cloud"):
+            check_type(name, getattr(self, name), (str, NoneType), "Give one name.")
+        check_type("machine", self.machine, (Machine, NoneType), _DETECT)
         if self.hardware_given and self.machine is None:
             raise UserError(
                 f"A plan for {self.kind} needs a description of the machine.",
-                "Set machine to detect() of estimator.hardware.local_machine, or to another Machine.",
+                _DETECT,
             )
 
     @property
@@ -363,13 +377,3 @@ def divisors(number: int) -> list[int]:
 def nearest_multiple(value: int, divisor: int) -> int:
     """Return the multiple of ``divisor`` that is nearest to ``value``, at least ``divisor`` itself."""
     return max(round(value / divisor), 1) * divisor
-
-
-def _one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:
-    if value not in allowed:
-        raise unknown_choice(f"{name} = {value!r}", value, map(str, allowed))
-
-
-def _at_least_one(name: str, value: object) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise UserError(f"{name} = {value!r} must be a whole number above 0.")

@@ -22,8 +22,11 @@ SHORT_OPTIONS = {
     "context_parallel": "--cp",
     "pipeline_parallel": "--pp",
     "expert_parallel": "--ep",
+    "replicas": "--fsdp-replicas",
+    "recompute": "--recompute-what",
+    "trained_modules": "--modules-to-save",
 }
-"""Options with a shorter name than their setting."""
+"""Options with another name than their setting, or their field of a Job."""
 
 
 def option_name(setting: str) -> str:

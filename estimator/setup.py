@@ -12,7 +12,7 @@ from typing import Literal, get_args
 from estimator.errors import UserError
 from estimator.models import PROJECTIONS, ModelSpec, parameters
 from estimator.models.vision import IMAGE_SIDE
-from estimator.names import unknown_choice
+from estimator.option_checks import check_choice, check_count
 from estimator.vocabulary import (
     ENGINES,
     METHODS,
@@ -53,8 +53,7 @@ class LlamaAdapter:
 
     def check(self, model: ModelSpec) -> None:
         """Raise UserError for prompts without vectors, or without a block of the model."""
-        if self.prompt_length < 1:
-            raise UserError(f"--adapter-prompt-length {self.prompt_length} must be a whole number above 0.")
+        check_count("adapter_prompt_length", self.prompt_length)
         if not 0 <= self.start_layer < model.layers:
             raise UserError(
                 f"--adapter-start-layer {self.start_layer}: {model.name} has {model.layers} blocks, counted "
@@ -153,17 +152,15 @@ class Setup:
 
     def __post_init__(self) -> None:
         for name, allowed in _CHOICES.items():
-            value = getattr(self, name)
-            if value not in allowed:
-                raise unknown_choice(f"{name} = {value!r}", value, allowed)
+            check_choice(_SETTINGS.get(name, name), getattr(self, name), allowed)
         for name in _COUNTS:
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise UserError(f"{name} = {value!r} must be a whole number above 0.")
+            check_count(_SETTINGS.get(name, name), getattr(self, name))
+        check_count("keep_checkpoints", self.keep_checkpoints, least=0)
+        check_count("reward_parameters", self.answers.reward_parameters, least=0)
         self._check_parallelism()
         if unknown := set(self.trained_modules) - set(TRAINED_MODULES):
             raise UserError(
-                f"trained_modules = {', '.join(sorted(unknown))} is not known.",
+                f"--modules-to-save {', '.join(sorted(unknown))} is not known.",
                 f"Name some of {', '.join(TRAINED_MODULES)}.",
             )
         if self.prompts:
@@ -175,7 +172,8 @@ class Setup:
             )
         if self.document_tokens is not None and not 1 <= self.document_tokens <= self.seq_len:
             raise UserError(
-                f"document_tokens = {self.document_tokens} is not from 1 to seq_len ({self.seq_len})."
+                f"--document-tokens {self.document_tokens} is not from 1 to --seq-len {self.seq_len}.",
+                "Use the mean length of your documents, or remove it.",
             )
 
     def _check_parallelism(self) -> None:
@@ -392,7 +390,18 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "offload_to": ("cpu", "nvme"),
     "device": get_args(Device),
 }
+_SETTINGS = {
+    "replicate": "dp_replicate",
+    "tensor": "tp",
+    "context": "cp",
+    "pipeline": "pp",
+    "expert": "ep",
+    "processes_per_node": "gpus",
+    "checkpointing": "recompute",
+}  # fields whose option of ``finetune estimate`` has another name
 _COUNTS = (
+    "images_per_row",
+    "image_size",
     "lora_rank",
     "shard",
     "replicate",

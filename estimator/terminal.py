@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import builtins
 import os
+import signal
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import IO, TYPE_CHECKING, Any
 
@@ -17,6 +19,8 @@ from estimator.formatting import printable
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.segment import Segment
+
+PIPE_CLOSED = 141  # exit status in a shell of a program ended by SIGPIPE
 
 
 def print(
@@ -36,6 +40,25 @@ def open_closed_streams() -> None:
             os.dup2(os.open(os.devnull, os.O_RDWR), descriptor)
             os.set_inheritable(descriptor, True)
             setattr(sys, name, os.fdopen(descriptor, mode, encoding="utf-8", closefd=False))
+
+
+def discard_output() -> None:
+    """Redirect standard output to nowhere: buffered output would raise again when Python exits."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@contextmanager
+def ended_by_closed_pipe() -> Iterator[None]:
+    """Context for text on standard output: a closed pipe ends the process, as SIGPIPE does by default.
+
+    Python ignores the signal; typer and the interpreter's exit then end with other statuses.
+    """
+    previous = signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    try:
+        yield
+        sys.stdout.flush()
+    finally:
+        signal.signal(signal.SIGPIPE, previous)
 
 
 def write_data(text: str) -> None:
@@ -59,6 +82,11 @@ def _console_class() -> type[Console]:
 
     class PrintableConsole(Console):
         """Console that escapes control characters after the layout, so that columns stay aligned."""
+
+        def on_broken_pipe(self) -> None:
+            """End as a program that SIGPIPE ends, where rich ends with status 1."""
+            discard_output()
+            raise SystemExit(PIPE_CLOSED)
 
         def render(self, *arguments: Any, **options: Any) -> Iterable[Segment]:
             for segment in super().render(*arguments, **options):

@@ -36,8 +36,8 @@ PASSES = RERUNS_ABOVE + 1  # isolated passes; the last one is for suspects that 
 
 FaultKind = Literal["node", "transmit", "receive", "link"]
 Status = Literal["suspect", "confirmed", "cleared"]
-Why = Literal["two-nodes", "no-good-pair", "too-few-witnesses"]
-Over = Literal["network", "nvlink"]
+UndecidedReason = Literal["two-nodes", "no-good-pair", "too-few-witnesses"]
+Medium = Literal["network", "nvlink"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,7 +57,7 @@ class Fault:
     """"confirmed": still slow in isolation; "cleared": slow only while other pairs were sending."""
     slight: bool = False
     """Whether the ratio is between ``TAU`` and ``SLIGHT_TAU`` and outside this run's spread."""
-    over: Over = "network"
+    over: Medium = "network"
     """"nvlink": between nodes of one NVLink domain."""
 
 
@@ -94,7 +94,7 @@ class Diagnosis:
     """Slow pairs (src, dst) whose cause cannot be attributed to a node or link, slowest first."""
     undecided_settled: bool
     """Whether some undecided pairs were still slow in isolation."""
-    why: Why | None
+    why: UndecidedReason | None
     """Reason the undecided pairs cannot be attributed."""
     again: tuple[tuple[int, int], ...]
     """Pairs (src, dst) to measure again, one at a time, before faults are confirmed; () if none are left."""
@@ -232,7 +232,7 @@ def _empty(nodes: int) -> Diagnosis:
     )
 
 
-def _undecided_reason(bounds: Bounds) -> Why:
+def _undecided_reason(bounds: Bounds) -> UndecidedReason:
     if len(np.union1d(bounds.samples.src, bounds.samples.dst)) == 2:
         return "two-nodes"
     return "too-few-witnesses" if bounds.healthy.any() else "no-good-pair"
@@ -344,7 +344,7 @@ def _nodes(sides: dict[tuple[int, Status], dict[str, float]], nodes: int) -> lis
     faults = []
     for (side_index, status), ratios in sides.items():
         kind: Any = "node" if len(ratios) == 2 else next(iter(ratios))
-        medium: Over = "network" if side_index < nodes else "nvlink"
+        medium: Medium = "network" if side_index < nodes else "nvlink"
         ratio = min(ratios.values())
         faults.append(Fault(kind=kind, node=side_index % nodes, ratio=ratio, status=status, over=medium))
     return faults
@@ -352,10 +352,10 @@ def _nodes(sides: dict[tuple[int, Status], dict[str, float]], nodes: int) -> lis
 
 def _links(bounds: Bounds, alone: Alone, expected: ExpectedAlone, tau: float) -> list[Fault]:
     samples = bounds.samples
-    slow: dict[tuple[int, int], tuple[float, Status, Over]] = {}
+    slow: dict[tuple[int, int], tuple[float, Status, Medium]] = {}
     for index in np.flatnonzero(bounds.slow_link).tolist():
         pair = (int(samples.src[index]), int(samples.dst[index]))
-        medium: Over = "network" if samples.sender[index] < samples.nodes else "nvlink"
+        medium: Medium = "network" if samples.sender[index] < samples.nodes else "nvlink"
         alone_ratio = expected.best_share([pair])
         ratio = float(samples.share[index] / bounds.expected[index])
         if alone_ratio is not None:

@@ -19,7 +19,6 @@ and the verdicts with each source left out to benchmarks/results/busbw.md.
 
 from __future__ import annotations
 
-import csv
 import math
 import statistics
 from collections.abc import Iterable, Mapping
@@ -29,6 +28,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from checklist.analysis.busbw import MIB
+from estimator.data import load_rows
 from estimator.hardware.fabrics import RDMA, Shares, fabric_shares, tcp_kind
 
 FILE = Path(__file__).parents[1] / "data" / "busbw.csv"
@@ -151,7 +151,7 @@ class Expectation:
 
     low: float
     typical: float
-    most: float
+    maximum: float
     """Upper bound for any algorithm."""
     fail_below: float
     arithmetic: str
@@ -161,7 +161,7 @@ class Expectation:
 
     def contradicted_by(self, busbw_gbytes_per_s: float) -> bool:
         """Return whether a figure is too fast for the known links."""
-        return busbw_gbytes_per_s > BEYOND * self.most
+        return busbw_gbytes_per_s > BEYOND * self.maximum
 
     def verdict(self, busbw_gbytes_per_s: float) -> Literal["PASS", "WARN", "FAIL"]:
         if busbw_gbytes_per_s >= self.low:
@@ -177,7 +177,7 @@ def user_expectation(busbw_gbytes_per_s: float) -> Expectation:
     return Expectation(
         low=MARGIN * busbw_gbytes_per_s,
         typical=busbw_gbytes_per_s,
-        most=math.inf,
+        maximum=math.inf,
         fail_below=FAIL_SHARE * MARGIN * busbw_gbytes_per_s,
         arithmetic="given by --expect",
         sources=1,
@@ -209,7 +209,7 @@ def expect(
     return Expectation(
         low=low,
         typical=typical,
-        most=_upper_bound(wiring, op, terms),
+        maximum=_upper_bound(wiring, op, terms),
         fail_below=fail_below,
         arithmetic=_arithmetic(wiring, terms),
         sources=min(shares.sources for _, shares in usable),
@@ -310,8 +310,7 @@ def _arithmetic(wiring: Wiring, terms: Iterable[Term]) -> str:
 @cache
 def published() -> tuple[Published, ...]:
     """Read checklist/data/busbw.csv."""
-    with FILE.open(newline="", encoding="utf-8") as stream:
-        return tuple(_row(cells) for cells in csv.DictReader(stream))
+    return tuple(_row(cells) for cells in load_rows(FILE))
 
 
 def _row(cells: Mapping[str, str]) -> Published:

@@ -65,7 +65,9 @@ def find(pairs: Iterable[Pair]) -> tuple[Loss, ...]:
     first = _by_pair(pair for pair in all_pairs if pair.first)
     isolated = _by_pair(pair for pair in all_pairs if pair.alone)
     lossy = {key for key, results in first.items() if _bad(results)}
-    losses = [_loss(kind, node, links, first, isolated) for kind, node, links in _blame(lossy, set(first))]
+    losses = [
+        _loss(kind, node, links, first, isolated) for kind, node, links in _attribute(lossy, set(first))
+    ]
     return tuple(sorted(losses, key=lambda loss: -loss.rate))
 
 
@@ -112,7 +114,7 @@ def _bad(results: list[Pair]) -> bool:
     )
 
 
-def _blame(lossy: set[Ordered], measured: set[Ordered]) -> list[tuple[Kind, int | None, list[Ordered]]]:
+def _attribute(lossy: set[Ordered], measured: set[Ordered]) -> list[tuple[Kind, int | None, list[Ordered]]]:
     """Return the fewest sides that explain the bad pairs, then links for the remaining pairs."""
     losses: list[tuple[Kind, int | None, list[Ordered]]] = []
     total = Counter(side for pair in measured for side in _sides(pair))

@@ -89,7 +89,7 @@ def _compare_with_floor(value: float, threshold: Threshold | None) -> Comparison
     if value < threshold.floor:
         level, deficit = "FAIL", f"below the floor {threshold.floor:g} ({threshold.kind})"
     elif threshold.warn is not None and value < threshold.warn:
-        level, deficit = "WARN", f"below what is usual, {threshold.warn:g}"
+        level, deficit = "WARN", f"below the usual {threshold.warn:g}"
     return Comparison(level, threshold.floor, "floor", threshold.origin, deficit)
 
 
@@ -116,5 +116,5 @@ def compare_with_history(past: Past | None) -> Comparison:
     """Compare a figure with its own history alone."""
     if past is None:
         return Comparison()
-    deficit = f"{-past.change:.0%} worse than its past, {past.median:.4g}"
+    deficit = f"{-past.change:.0%} worse than in earlier runs, {past.median:.4g}"
     return Comparison(past.verdict, past.median, "history", None, deficit)

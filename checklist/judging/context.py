@@ -166,7 +166,7 @@ class JudgingContext:
     ) -> Expectation | None:
         """Return the expected range of a bandwidth; None if the wiring or the operation is unknown.
 
-        ``largest``: whether it is the largest message of the operation, which --expect speaks of.
+        ``largest``: whether it is the largest message of the operation, to which --expect applies.
         """
         if self.local or size_bytes is None or not self.leaders:
             return None

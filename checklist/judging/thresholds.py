@@ -37,7 +37,6 @@ COLUMNS = (
     "source",
 )
 NEEDED = ("system", "op", "floor", "source")
-UNITS = ("GB/s", "TFLOPS")
 KINDS = ("published", "proposal")
 ROUNDED = 1.001  # tolerance for sizes, because messages are cut to a multiple of the ranks
 PAIR = "pair"  # operation: one node to another, one direction

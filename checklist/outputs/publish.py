@@ -38,7 +38,7 @@ class Outputs:
     """Address of a Prometheus Pushgateway."""
     cloudwatch: str | None = None
     """File to append the line to; "-" for standard output."""
-    mark: taint.How | None = None
+    mark: taint.MarkKind | None = None
     """How to mark nodes of a Kubernetes cluster; None: do not mark them."""
     apply: bool = False
     """Mark the nodes; otherwise only print the intended changes."""
@@ -56,7 +56,7 @@ class Outputs:
         if self.mark is None and (self.apply or self.context is not None):
             name = "--apply" if self.apply else "--context"
             raise UserError(
-                f"{name} is about marking nodes, which is not asked for.", "Add --taint or --label."
+                f"{name} applies to marks on nodes, and none is requested.", "Add --taint or --label."
             )
 
 
@@ -202,7 +202,7 @@ def _cloudwatch(result: Result, where: str, cluster: str) -> tuple[str, ...]:
     return (f"Written for CloudWatch: {where}",)
 
 
-def _nodes(result: Result, outputs: Outputs, method: taint.How) -> tuple[str, ...]:
+def _nodes(result: Result, outputs: Outputs, method: taint.MarkKind) -> tuple[str, ...]:
     return taint.publish(
         result, apply=outputs.apply, method=method, most_share=outputs.most_share, context=outputs.context
     )

@@ -38,7 +38,7 @@ EFFECT = "NoSchedule"  # running pods are not evicted
 TIMEOUT_S = 10.0
 ATTEMPTS = 3  # tries per node, which others may change concurrently
 RULE = 'a ClusterRole with verbs ["get", "list", "patch"] on resources ["nodes"], bound to this account'
-How = Literal["taint", "label"]
+MarkKind = Literal["taint", "label"]
 T = TypeVar("T")
 
 
@@ -100,7 +100,7 @@ def check_share(most_share: float) -> None:
 
 
 def changes(
-    result: Result, nodes: tuple[Node, ...], *, method: How = "taint", most_share: float = MAX_SHARE
+    result: Result, nodes: tuple[Node, ...], *, method: MarkKind = "taint", most_share: float = MAX_SHARE
 ) -> Changes:
     """Derive the changes of the cluster's nodes from a result. Raises UserError for an invalid share.
 
@@ -143,7 +143,7 @@ def _failures(result: Result) -> dict[str, list[OpenFailure]]:
     return by_node
 
 
-def _change(node: Node, result: Result, failures: list[OpenFailure], method: How) -> NodeChange | None:
+def _change(node: Node, result: Result, failures: list[OpenFailure], method: MarkKind) -> NodeChange | None:
     """Decide the change of a node from its open failures."""
     # Earlier reasons for the mark also count until they are cleared
     started = result.measurements.started_unix
@@ -171,7 +171,7 @@ def publish(
     result: Result,
     *,
     apply: bool = False,
-    method: How = "taint",
+    method: MarkKind = "taint",
     most_share: float = MAX_SHARE,
     context: str | None = None,
 ) -> tuple[str, ...]:
@@ -209,13 +209,13 @@ def publish(
     return tuple(lines)
 
 
-def _line(change: NodeChange, text: str, method: How) -> str:
+def _line(change: NodeChange, text: str, method: MarkKind) -> str:
     action = {"mark": "marked as unfit", "unmark": "no longer marked", "fit": "marked as fit"}[change.kind]
     reasons = " ".join(item.title for item in change.reasons)
     return f"{change.node.name}: {text.format(action, method)} {reasons}".rstrip()
 
 
-def _carry_out(cluster: Cluster, change: NodeChange, result: Result, method: How) -> NodeChange | None:
+def _carry_out(cluster: Cluster, change: NodeChange, result: Result, method: MarkKind) -> NodeChange | None:
     """Change a node, read again after a conflict; return None if no change is necessary any more."""
     todo: NodeChange | None = change
     for attempt in range(1, ATTEMPTS + 1):
@@ -266,7 +266,7 @@ class Cluster:
         """Read the current state of one node. Raises UserError."""
         return _node(self._request("get", self._api.get, f"/api/v1/nodes/{name}"))
 
-    def patch(self, change: NodeChange, method: How) -> None:
+    def patch(self, change: NodeChange, method: MarkKind) -> None:
         """Mark or unmark one node. Raises UserError, or NodeError if only this node is affected."""
         path = f"/api/v1/nodes/{change.node.name}"
         self._request("patch", self._api.patch, path, patch_of(change, method))
@@ -285,7 +285,7 @@ class Cluster:
             raise api_error(error, self._api.server) from None
 
 
-def patch_of(change: NodeChange, method: How) -> dict[str, Any]:
+def patch_of(change: NodeChange, method: MarkKind) -> dict[str, Any]:
     """Build the body of the patch. Kubernetes replaces the list of taints, so other taints are included."""
     node, mark = change.node, change.kind == "mark"
     reasons = json.dumps([dataclasses.asdict(item) for item in change.reasons]) if mark else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from checklist.measurements import NOT_REQUESTED
 from checklist.outputs import figures
 from checklist.result import Result, Verdict
 from estimator import terminal
@@ -38,7 +39,7 @@ def show(result: Result) -> None:
         if finding.command:
             console.print(Text(f"  $ {finding.command}"), soft_wrap=True)
     for phase in result.measurements.phases:
-        if phase.status != "done" and phase.reason != "not asked for":
+        if phase.status != "done" and phase.reason != NOT_REQUESTED:
             console.print(Text(f"Phase {phase.name} {phase.status}: {phase.reason}."))
     for note in result.notes:
         console.print(Text(f"Note: {note}"))

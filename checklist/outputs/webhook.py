@@ -120,14 +120,14 @@ def _date(text: str) -> float | None:
     return (date if date.tzinfo else date.replace(tzinfo=datetime.timezone.utc)).timestamp()
 
 
-def unreachable_reason(url: str, *, timeout_s: float = TIMEOUT_S) -> str | None:
+def unreachable_reason(url: str) -> str | None:
     """Return why the webhook is unreachable, without sending anything; None if it accepts connections."""
     if not is_address(url):
         return f"${URL_VARIABLE} is no http(s) address."
     url_parts = urlsplit(url)
     try:
         port = url_parts.port or (443 if url_parts.scheme == "https" else 80)
-        socket.create_connection((url_parts.hostname or "", port), timeout=timeout_s).close()
+        socket.create_connection((url_parts.hostname or "", port), timeout=TIMEOUT_S).close()
     except (OSError, ValueError) as error:  # error texts may contain the address
         return f"The webhook in ${URL_VARIABLE} cannot be reached: no connection ({type(error).__name__})."
     return None

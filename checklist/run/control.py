@@ -7,7 +7,7 @@ works when a collective hangs. Rank 0's node agent listens (:class:`Hub`), every
     hub -> node agent   do {rank, id, what, arguments} | restart {ranks} | where {id, ranks} | clock {at}
                         | end {measurements, status} | end {error, advice} | beat
     node agent -> hub   from {rank, reply}                what a worker has answered
-                        ended {rank, why}                 a worker has ended by itself
+                        ended {rank, reason}                 a worker has ended by itself
                         at {ranks: {rank: [operation, sequence, state]}} | clock {at, now} | beat
 
 Two node agents that claim one rank at the same time receive each other's host. A disconnected node agent may
@@ -129,7 +129,7 @@ class WorkerEnded(Message):
 
     kind: Literal["ended"] = "ended"
     rank: int
-    why: str
+    reason: str
     at: Position
 
 

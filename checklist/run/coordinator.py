@@ -13,6 +13,7 @@ from checklist.analysis.soundness import sound
 from checklist.condensed import condensed_run
 from checklist.measurements import (
     BROKEN_OFF,
+    NOT_REQUESTED,
     Hang,
     Measurements,
     Phase,
@@ -99,7 +100,7 @@ class Coordinator(Session):
         now = time.monotonic()
         if self._phase_began is None:
             waited = f"{format_clock(now - self._begin)} of at most {format_clock(self.limits.rendezvous)}"
-            return f"{len(self.ranks)} of {self.rendezvous.world} ranks are here, {waited}"
+            return f"{len(self.ranks)} of {self.rendezvous.world} ranks have joined, {waited}"
         started, name = self._phase_began, self.phase
         elapsed = f"{format_clock(now - started)} of at most {format_clock(self.phase_ends - started)}"
         count = {"world": len(self.results.collectives), "pairs": len(self.results.pairs)}.get(name)
@@ -146,7 +147,7 @@ class Coordinator(Session):
         losing one.
         """
         request = event.peer.request
-        ranks = tuple(rank for rank in request.ranks if rank in self._asked)  # others are recorded
+        ranks = tuple(rank for rank in request.ranks if rank in self._awaited)  # others are recorded
         hangs = [
             Hang(
                 rank=rank,
@@ -172,7 +173,7 @@ class Coordinator(Session):
         unreported = tuple(
             Phase(name=name, status="failed", reason=reason)
             if name in self.options.phases
-            else Phase(name=name, status="skipped", reason="not asked for")
+            else Phase(name=name, status="skipped", reason=NOT_REQUESTED)
             for name in phases.PHASES
             if name not in done
         )
@@ -200,8 +201,8 @@ class Coordinator(Session):
         if missing:
             ranks, ports = ", ".join(map(str, missing[:20])), self.rendezvous.ports
             self.notes.append(
-                f"Rank {ranks} did not join within {self.limits.rendezvous:g} s at ports {ports[0]} to "
-                f"{ports[-1]} of this host: its own output says whether these are blocked, if it was started."
+                f"Rank {ranks} did not join within {self.limits.rendezvous:g} s on ports {ports[0]} to "
+                f"{ports[-1]} of this host. If it was started, its output shows whether they are blocked."
             )
         self.notes += [f"Rejected rank: {reason}." for reason in self.hub.refused()]
 
@@ -209,14 +210,14 @@ class Coordinator(Session):
         start = time.monotonic()
         self.phase, self.phase_ends, self._phase_began = name, start + self.options.limit_s(name), start
         if self.stopped.is_set() or name not in self.options.phases:
-            self.results.phases.append(Phase(name=name, status="skipped", reason="not asked for"))
+            self.results.phases.append(Phase(name=name, status="skipped", reason=NOT_REQUESTED))
             return
         self.send(self.ranks, "count")
         try:
             problem = phases.with_counters(self, name)
             status = "done" if problem is None else "failed"
-        except phases.PhaseSkipped as why:
-            problem, status = str(why), "skipped"
+        except phases.PhaseSkipped as skipped:
+            problem, status = str(skipped), "skipped"
         seconds = time.monotonic() - start
         self.results.phases.append(
             Phase(name=name, status=status, seconds=seconds, reason=problem)  # type: ignore[arg-type]

@@ -126,7 +126,7 @@ def take_part(
 class _Rank0Lost:
     """The connection to rank 0 has ended."""
 
-    why: str
+    reason: str
 
 
 class _NodeAgent:
@@ -184,7 +184,7 @@ class _NodeAgent:
             self._connection.send(Positions(ranks={rank: self._workers[rank].at() for rank in message.ranks}))
         elif isinstance(message, _Rank0Lost):
             raise UserError(
-                f"The connection to rank 0 was lost: {message.why}.",
+                f"The connection to rank 0 was lost: {message.reason}.",
                 "Rank 0's output says more; if its host is gone, that host is the one to look at.",
             )
 

@@ -31,7 +31,7 @@ PAIR_REPETITIONS = 5
 SCREEN_BYTES, SCREEN_CUDA_BYTES = 4 << 20, 64 << 20  # bytes of one message while all nodes send
 SCREEN_PASSES = 4  # the best one counts
 SCREEN_TURN_S = 0.25  # time limit for all passes of one ring distance, with a wide margin
-_SECOND_LOOK_S = 15.0  # time limit for retries of pairs that could not connect
+_RETRY_S = 15.0  # time limit for retries of pairs that could not connect
 
 
 class PhaseSkipped(Exception):  # noqa: N818 - a result, not an error
@@ -42,7 +42,7 @@ def mesh(run: Session) -> str | None:
     """Phase 1: every node connects to every other."""
     leaders = _with_sinks(run)
     if len(leaders) < 2:
-        raise PhaseSkipped(f"it takes two nodes, and {len(leaders)} can be reached")
+        raise PhaseSkipped(f"two nodes are needed, and {len(leaders)} can be reached")
     limits = run.limits
     arguments = {
         rank: _reach(run, {peer: address for peer, address in leaders.items() if peer != node})
@@ -63,7 +63,7 @@ def _retry(run: Session) -> None:
     The time is limited: if most pairs are cut, the first pass is conclusive.
     """
     failed = [probe for probe in run.results.probes if not _reached(probe)]
-    deadline = min(run.phase_ends, time.monotonic() + _SECOND_LOOK_S)
+    deadline = min(run.phase_ends, time.monotonic() + _RETRY_S)
     reachable: dict[tuple[int, int], Probe] = {}
     while failed and time.monotonic() < deadline:
         leaders = _with_sinks(run)
@@ -106,11 +106,11 @@ def pairs(run: Session) -> str | None:
     refuse_busy(run)
     leaders = _with_sinks(run)
     if len(leaders) < 2:
-        raise PhaseSkipped(f"it takes two nodes, and {len(leaders)} can be reached")
+        raise PhaseSkipped(f"two nodes are needed, and {len(leaders)} can be reached")
     order = _by_name(run, leaders)
-    problem = _suspects(run, order)
+    problem = _measure_suspects(run, order)
     number = 2 * len(run.results.pairs)
-    screened = _screened(run, order)
+    screened = _screen(run, order)
     problem = screened.problem or problem
     for pairs_of_round in (*schedule(len(order), seed=run.options.seed, night=_night(run)), *screened.rounds):
         node_pairs = [(order[a], order[b]) for a, b in pairs_of_round]
@@ -215,7 +215,7 @@ class _Screened:
     problem: str | None = None
 
 
-def _screened(run: Session, order: Sequence[int]) -> _Screened:
+def _screen(run: Session, order: Sequence[int]) -> _Screened:
     """Screen all pairs at once within seconds, above 32 nodes; see checklist.analysis.screening."""
     if len(order) <= ALL_PAIRS_UP_TO or (run.backend != "nccl" and run.rendezvous.simulated):
         return _Screened()
@@ -259,7 +259,7 @@ def _screened(run: Session, order: Sequence[int]) -> _Screened:
     return _Screened(rounds=rounds, problem=failure_reason(outcome))
 
 
-def _suspects(run: Session, order: Sequence[int]) -> str | None:
+def _measure_suspects(run: Session, order: Sequence[int]) -> str | None:
     """Measure the nodes that were suspected before the run, first and alone."""
     names = {fact.node: (fact.node_name, fact.hostname) for fact in run.results.facts.values()}
     suspects = {node for node in order if set(names.get(node, ())) & set(run.options.suspects)}
@@ -270,6 +270,7 @@ def _suspects(run: Session, order: Sequence[int]) -> str | None:
 
 
 def refuse_busy(run: Session) -> None:
+    """Raise PhaseSkipped if other processes use a GPU of the run."""
     occupied = [fact for fact in run.results.facts.values() if run.device == "cuda" and fact.gpu_processes]
     if occupied:
         first = occupied[0]
@@ -281,12 +282,9 @@ def refuse_busy(run: Session) -> None:
 
 def failure_reason(outcome: Outcome) -> str | None:
     """Return the reason why not all ranks replied to a request; None if all did."""
-    if outcome.why is not None:
-        return outcome.why
+    if outcome.reason is not None:
+        return outcome.reason
     return next((f"rank {rank}: {error}" for rank, error in sorted(outcome.errors.items())), None)
-
-
-# -- their parts ---------------------------------------------------------------------------------------
 
 
 def _round(run: Session, node_pairs: list[tuple[int, int]], number: int, *, alone: bool) -> str | None:
@@ -294,7 +292,7 @@ def _round(run: Session, node_pairs: list[tuple[int, int]], number: int, *, alon
     if run.backend == "nccl":
         return _exchange(run, node_pairs, number, alone=alone)
     problem = None
-    # What the mesh has seen fail is tried again, but no one waits long for it.
+    # Pairs that failed in the mesh phase are tried again, with a shorter time limit
     blocked = {(probe.src, probe.dst) for probe in run.results.probes if not probe.bulk_ok}
     for index, directed in enumerate(
         [node_pairs] if alone else [node_pairs, [(b, a) for a, b in node_pairs]]
@@ -317,7 +315,7 @@ def _round(run: Session, node_pairs: list[tuple[int, int]], number: int, *, alon
         for src, dst in directed:
             reply = outcome.replies.get(leaders[src]) if src in leaders else None
             error = (
-                "the node is gone" if src not in leaders else outcome.errors.get(leaders[src], outcome.why)
+                "the node is gone" if src not in leaders else outcome.errors.get(leaders[src], outcome.reason)
             )
             if reply is None or not _unsound(run, src, dst, {leaders[src]: reply["seconds"]}):
                 _pair(run, src, dst, number + index, reply, error, alone)
@@ -360,8 +358,9 @@ def _unsound(run: Session, src: int, dst: int, reported: Mapping[int, Sequence[f
 
 
 def _exchange(run: Session, node_pairs: list[tuple[int, int]], number: int, *, alone: bool) -> str | None:
-    """Measure over NCCL: each GPU with its counterpart, in groups of two; a node's rate is the sum of its
-    GPUs.
+    """Measure over NCCL: each GPU sends to its counterpart, in groups of two GPUs.
+
+    A node's rate is the sum of its GPUs' rates.
     """
     store = sweep.store(run)
     if store is None:
@@ -386,9 +385,9 @@ def _exchange(run: Session, node_pairs: list[tuple[int, int]], number: int, *, a
     for a, b in node_pairs:
         for index, (src, dst) in enumerate([(a, b)] if alone else [(a, b), (b, a)]):
             replies = {rank: outcome.replies.get(rank) for rank in by_node.get(src, ())}
-            reported = {rank: reply["there"] for rank, reply in replies.items() if reply is not None}
+            reported = {rank: reply["sent"] for rank, reply in replies.items() if reply is not None}
             if not _unsound(run, src, dst, reported):
-                error, reason = _combine([*replies.values()]), outcome.why or "a GPU of the pair failed"
+                error, reason = _combine([*replies.values()]), outcome.reason or "a GPU of the pair failed"
                 _pair(run, src, dst, number + index, error, reason, alone)
     return failure_reason(outcome)
 
@@ -397,8 +396,8 @@ def _combine(replies: list[Any]) -> dict[str, Any] | None:
     """Combine the GPUs of a node into one sender: all bytes, in the time of the slowest."""
     if not replies or any(reply is None for reply in replies):
         return None
-    seconds = [max(times) for times in zip(*(reply["there"] for reply in replies), strict=False)]
-    rails = tuple(float(f"{summary(reply['there'], reply['bytes'])[0]:.4g}") for reply in replies)
+    seconds = [max(times) for times in zip(*(reply["sent"] for reply in replies), strict=False)]
+    rails = tuple(float(f"{summary(reply['sent'], reply['bytes'])[0]:.4g}") for reply in replies)
     return {
         "seconds": seconds,
         "bytes": sum(reply["bytes"] for reply in replies),
@@ -408,7 +407,7 @@ def _combine(replies: list[Any]) -> dict[str, Any] | None:
 
 
 def _with_sinks(run: Session) -> dict[int, int]:
-    """Return the address of each node's sink, by first rank."""
+    """Start the missing sinks (sockets that discard data); return each node's first rank that has one."""
     without_sink = {
         rank: {"address": run.addresses[rank]}
         for rank in run.leaders.values()

@@ -133,7 +133,7 @@ def world(run: Session) -> str | None:
     if len(ranks) < run.rendezvous.world:
         raise PhaseSkipped(f"{run.rendezvous.world - len(ranks)} of {run.rendezvous.world} ranks are missing")
     if len(ranks) < 2:
-        raise PhaseSkipped("it takes two ranks")
+        raise PhaseSkipped("two ranks are needed")
     _require_connectivity(run)
     problem = _join(run, ranks)
     if problem is None:
@@ -175,11 +175,8 @@ DO: dict[PhaseName, Callable[[Session], str | None]] = {
 }
 
 
-# -- their parts ---------------------------------------------------------------------------------------
-
-
 def _grant(run: Session) -> None:
-    """Time for cleaning up, also if the phase used up its own."""
+    """Extend the phase for cleaning up, even if its time is used up."""
     run.phase_ends = max(run.phase_ends, time.monotonic() + _LEAVE_S)
 
 

@@ -37,7 +37,7 @@ _CLOCK_ROUNDS = 5
 class _Lost:
     """Reason why a rank cannot reply any more."""
 
-    why: str
+    reason: str
     kind: Literal["died", "lost"]
     at: Position | None = None
     """Last position of the rank, if known."""
@@ -53,7 +53,7 @@ class Outcome:
     errors: dict[int, str] = field(default_factory=dict)
     unfinished: tuple[int, ...] = ()
     """Ranks that died, were lost or did not reply in time; their workers were restarted."""
-    why: str | None = None
+    reason: str | None = None
 
     @property
     def complete(self) -> bool:
@@ -74,7 +74,7 @@ class Requests:
         self.notes: list[str] = []
         self.hub = hub
         self.stopped = threading.Event()
-        self._asked: set[int] = set()  # ranks whose reply is pending
+        self._awaited: set[int] = set()  # ranks whose reply is pending
         self._dead: dict[int, _Lost] = {}  # ranks that died between requests, until they are restarted
         self._operation = ""  # operation of the current request
         self._ids = 0
@@ -102,7 +102,7 @@ class Requests:
         start = time.monotonic()
         deadline = min(start + limit_s, self.phase_ends)
         outcome, pending = Outcome(), set(arguments)
-        self._asked, self._operation = pending, operation or kind
+        self._awaited, self._operation = pending, operation or kind
         dead = {rank: _Lost("its node agent is gone", "lost") for rank in pending - set(self.ranks)}
         dead |= {rank: cause for rank, cause in self._dead.items() if rank in pending}
         for rank in arguments:
@@ -113,17 +113,17 @@ class Requests:
                 if self.stopped.is_set():
                     break
                 continue
-            failed = self._note(event, outcome, pending, dead)
+            failed = self._process(event, outcome, pending, dead)
             if failed and collective:
                 deadline = min(deadline, time.monotonic() + self.limits.settle)
         if pending:
             waited = time.monotonic() - start
             at_deadline = bool(dead) or bool(outcome.errors) or waited >= 0.9 * limit_s
-            self._blame(set(pending), dead, self._operation, waited, outcome, at_deadline=at_deadline)
-        self._asked = set()
+            self._attribute(set(pending), dead, self._operation, waited, outcome, at_deadline=at_deadline)
+        self._awaited = set()
         return outcome
 
-    def _note(self, event: Event, outcome: Outcome, pending: set[int], dead: dict[int, _Lost]) -> bool:
+    def _process(self, event: Event, outcome: Outcome, pending: set[int], dead: dict[int, _Lost]) -> bool:
         """Process a node agent's message; return whether a rank failed."""
         if event.lost is not None:
             lost_ranks = pending.intersection(event.peer.request.ranks)
@@ -131,7 +131,7 @@ class Requests:
             return bool(lost_ranks)
         message = event.message
         if isinstance(message, WorkerEnded) and message.rank in pending:
-            dead[message.rank] = _Lost(message.why, "died", message.at)
+            dead[message.rank] = _Lost(message.reason, "died", message.at)
             return True
         if (
             not isinstance(message, WorkerReply)
@@ -146,7 +146,7 @@ class Requests:
         outcome.errors[message.rank] = message.reply.error
         return True
 
-    def _blame(
+    def _attribute(
         self,
         pending: set[int],
         dead: dict[int, _Lost],
@@ -163,11 +163,11 @@ class Requests:
             if cause.recorded:
                 continue
             sequence = cause.at[1] if cause.at else None
-            self._hang(rank, kind, sequence, waited_s, cause.kind, alive, cause.why)
+            self._hang(rank, kind, sequence, waited_s, cause.kind, alive, cause.reason)
         behind: list[int] = []
         if not at_deadline:  # at the phase's time limit, slow ranks are not at fault
-            outcome.why = f"the time for the phase was over in {kind}"
-        positions = self._where(alive)
+            outcome.reason = f"the time for the phase was over in {kind}"
+        positions = self._query_positions(alive)
         records = self._traces(alive) if not dead else {}
         if not dead and alive:
             behind = (
@@ -176,7 +176,7 @@ class Requests:
             behind = behind or (flight.lagging(records) if at_deadline else [])
             for rank in behind:
                 blocked = [peer for peer in alive if peer not in behind]
-                details = (_state_words(positions.get(rank)), flight.describe(records, rank))
+                details = (_describe_state(positions.get(rank)), flight.describe(records, rank))
                 detail = "; ".join(filter(None, details)) or None
                 self._hang(
                     rank,
@@ -188,11 +188,11 @@ class Requests:
                     detail,
                 )
             if not behind and at_deadline:
-                outcome.why = f"{kind}: all of ranks {_format_ranks(alive)} wait in it, none is behind"
-        if outcome.why is None and dead:
-            outcome.why = f"rank {_format_ranks(sorted(dead))} was lost or died in {kind}"
-        elif outcome.why is None:
-            outcome.why = (
+                outcome.reason = f"{kind}: all of ranks {_format_ranks(alive)} wait in it, none is behind"
+        if outcome.reason is None and dead:
+            outcome.reason = f"rank {_format_ranks(sorted(dead))} was lost or died in {kind}"
+        elif outcome.reason is None:
+            outcome.reason = (
                 f"{kind} was ended after {waited_s:.1f} s: it waited for rank {_format_ranks(behind)}"
             )
         self.restart(outcome.unfinished)
@@ -230,7 +230,7 @@ class Requests:
             if peer is not None:
                 peer.connection.send(Restart(ranks=(rank,)))
 
-    def _where(self, ranks: list[int]) -> dict[int, Position]:
+    def _query_positions(self, ranks: list[int]) -> dict[int, Position]:
         """Query the positions of these ranks from their node agents."""
         for rank in ranks:
             peer = self.hub.peers().get(rank)
@@ -304,11 +304,11 @@ class Requests:
         if event.lost is not None:
             request = event.peer.request
             self.notes.append(f"Node {request.node} ({request.host}) was lost: {event.lost}.")
-            for rank in set(request.ranks) - self._asked:
+            for rank in set(request.ranks) - self._awaited:
                 self._hang(rank, IDLE, None, 0.0, "lost", [], event.lost)
             self.lost(event)
-        elif isinstance(event.message, WorkerEnded) and event.message.rank not in self._asked:
-            rank, reason = event.message.rank, event.message.why
+        elif isinstance(event.message, WorkerEnded) and event.message.rank not in self._awaited:
+            rank, reason = event.message.rank, event.message.reason
             self._hang(rank, IDLE, None, 0.0, "died", [], reason)
             self._dead[rank] = _Lost(reason, "died", event.message.at, recorded=True)
         return event
@@ -336,7 +336,7 @@ def _stuck(positions: Mapping[int, Position], alive: list[int]) -> list[int]:
     return stopped or [rank for rank in alive if rank not in positions]
 
 
-def _state_words(position: Position | None) -> str | None:
+def _describe_state(position: Position | None) -> str | None:
     if position is None:
         return "its node agent did not report its state"
     texts = {"T": "stopped", "t": "stopped", "D": "waits in the kernel, for a device or a disk", "Z": "dead"}

@@ -142,7 +142,7 @@ def _run_collective(
         errors = " ".join(outcome.errors.values())
         if "OutOfMemory" in errors and not outcome.unfinished:
             return "memory"
-        error = outcome.why or next(iter(outcome.errors.values()))
+        error = outcome.reason or next(iter(outcome.errors.values()))
         run.results.collectives.append(_collective(run, op, dtype, size, ranks, error=error))
         return error
     if any("unavailable" in reply for reply in outcome.replies.values()):

@@ -160,7 +160,7 @@ class WorkerProcess:
         code = process.wait()
         outcome = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
         log_tail = "" if code < 0 else self._log_tail()
-        self._report(WorkerEnded(rank=self.rank, why=outcome + log_tail, at=self.at()))
+        self._report(WorkerEnded(rank=self.rank, reason=outcome + log_tail, at=self.at()))
 
     def _log_tail(self) -> str:
         try:

@@ -88,6 +88,7 @@ from decorators._metaflow.datastores import (
     datastore_variables,
     give_up_datastore,
     limit_datastore,
+    local_datastore,
     s3_client,
     storage,
 )
@@ -159,6 +160,7 @@ __all__ = [
     "leave_no_record",
     "limit_datastore",
     "limit_failures",
+    "local_datastore",
     "local_node_command",
     "main",
     "make_in_process",

@@ -20,6 +20,16 @@ def storage() -> Any:
     return system_context.flow_datastore._storage_impl
 
 
+def local_datastore() -> Path | None:
+    """Return the folder of this run's datastore; None if it is not on this machine, or no flow is running."""
+    from metaflow.plugins.datastores.local_storage import LocalStorage
+
+    datastore = system_context.flow_datastore
+    if datastore is None or datastore.TYPE != LocalStorage.TYPE:
+        return None
+    return Path(datastore._storage_impl.datastore_root).absolute()
+
+
 def configured_storage() -> Any:
     """Return the storage of the configured datastore, outside of a run."""
     from metaflow.metaflow_config import DEFAULT_DATASTORE

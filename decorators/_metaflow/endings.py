@@ -30,6 +30,7 @@ from launchers.cluster.hangup import outlive_shell
 
 _TARGET_OPTIONS = ("--with", "--datastore", "--datastore-root", "--metadata", "--environment")
 _ORIGIN = "--origin-run-id"
+_MICROMAMBA = "Micromamba"  # beginning of the headline of errors of Metaflow's conda and pypi environments
 _NO_SPACE_ADVICE = "Free space there, then run again, or resume a run that had started."
 
 
@@ -230,6 +231,9 @@ def _configure_command_line(
         printed_errors.append(error)
         if not (isinstance(error, MetaflowInternalError) and cause is not None and cause.lines):
             print_exception(error)
+        if error.headline.startswith(_MICROMAMBA):
+            print_line("Error: Metaflow's --environment could not be created, for the reason above.")
+            print_line("Check the network and the package names, or leave --environment out.")
 
     print_unknown_exception = cli.print_unknown_exception
 

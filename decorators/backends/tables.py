@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import re
 from dataclasses import dataclass
 from functools import lru_cache
@@ -11,6 +10,7 @@ from typing import Any, Literal
 
 import yaml
 
+from estimator.data import load_rows, parse_row
 from estimator.hardware import Instance
 
 DATA = Path(__file__).with_name("data")
@@ -69,9 +69,9 @@ class Quota:
 
     family: str  # prefix of the machine types
     spot: bool
-    code: str  # quota code in Service Quotas, service ec2; empty if unknown
-    name: str
     source: str
+    code: str = ""  # quota code in Service Quotas, service ec2; empty if unknown
+    name: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,15 +103,7 @@ def fabric_of(instance: Instance | None) -> Fabric | None:
 @lru_cache(maxsize=1)
 def variables() -> tuple[Variable, ...]:
     return tuple(
-        Variable(
-            fabric=row["fabric"],
-            backend=row["backend"],
-            name=row["variable"],
-            value=row["value"],
-            why=row["why"],
-            source=row["source"],
-        )
-        for row in _rows("environment.csv")
+        Variable(name=row["variable"], **parse_row(Variable, row)) for row in _rows("environment.csv")
     )
 
 
@@ -127,10 +119,7 @@ def environment(backend: str, fabric: str | None) -> dict[str, str]:
 @lru_cache(maxsize=1)
 def topology() -> tuple[Level, ...]:
     """Return the labels of clouds and of NVIDIA's topology discovery that locate a Kubernetes node."""
-    return tuple(
-        Level(label=row["label"], weight=int(row["weight"]), source=row["source"])
-        for row in _rows("topology.csv")
-    )
+    return tuple(Level(**parse_row(Level, row)) for row in _rows("topology.csv"))
 
 
 @lru_cache(maxsize=1)
@@ -157,13 +146,7 @@ def quotas_of(instance_type: str, *, spot: bool) -> list[Quota]:
     match = re.match(r"([a-z]+)\d+", instance_type)
     families = (match[0], match[1]) if match else ()  # "p5en.48xlarge": p5, p
     quotas = [
-        Quota(
-            family=row["family"],
-            spot=row["market"] == "spot",
-            code=row["code"],
-            name=row["name"],
-            source=row["source"],
-        )
+        Quota(spot=row["market"] == "spot", **parse_row(Quota, row))
         for row in _rows("quotas.csv")
         if row["family"] in families
     ]
@@ -174,7 +157,7 @@ def release(name: str) -> Release:
     """Return a component by name. Raises KeyError for an unknown name."""
     for row in _rows("releases.csv"):
         if row["name"] == name:
-            return Release(name=name, version=row["version"], manifest=row["manifest"], source=row["source"])
+            return Release(**parse_row(Release, row))
     raise KeyError(name)
 
 
@@ -185,6 +168,5 @@ def efa_interfaces(instance: Instance | None) -> int:
 
 
 @lru_cache(maxsize=8)
-def _rows(name: str) -> tuple[dict[str, str], ...]:
-    with (DATA / name).open(newline="", encoding="utf-8") as file:
-        return tuple(csv.DictReader(file))
+def _rows(name: str) -> list[dict[str, str]]:
+    return load_rows(DATA / name)

@@ -9,8 +9,8 @@ from typing import Any
 from decorators.card.blocks import UNKNOWN, Block, Chart, Grid, Picture, Text, breakable
 from decorators.card.charts import SCHEMA
 from estimator.vocabulary import IMAGE_TASK, TASKS
-from launchers.evaluation.evaluate import EXACT_MATCH, EvaluationResult
 from launchers.evaluation.held_out import CalibrationBin, Score
+from launchers.evaluation.result import EXACT_MATCH, EvaluationResult
 from launchers.harness.result import HEADERS, HarnessResult
 from launchers.report.telemetry import EvaluationImages
 
@@ -78,7 +78,10 @@ def drawn_blocks(drawn: Sequence[EvaluationImages]) -> list[Block]:
 def task_blocks(result: HarnessResult) -> list[Block]:
     """Return the table of the tasks' metrics and how the tasks were run."""
     rows = tuple(row.cells() for row in result.rows)
-    return [Text(markdown=f"### Tasks before and after\n\n{result.how}"), Grid(headers=HEADERS, rows=rows)]
+    return [
+        Text(markdown=f"### Tasks before and after\n\n{result.options}"),
+        Grid(headers=HEADERS, rows=rows),
+    ]
 
 
 def _shown(text: str) -> str:

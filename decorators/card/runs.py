@@ -13,7 +13,7 @@ from decorators.card.charts import SCHEMA, WHOLE_LABEL, smoothed_values, thin
 from decorators.profile.measured import Measured
 from estimator.formatting import format_clock
 from estimator.plan import Plan
-from launchers.evaluation.evaluate import EvaluationResult
+from launchers.evaluation.result import EvaluationResult
 from launchers.report.evaluations import HeldOutLoss, best_of
 from launchers.report.metrics import Metrics, typical
 

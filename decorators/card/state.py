@@ -13,7 +13,7 @@ from launchers.report.state import RunState
 
 if TYPE_CHECKING:  # what every profiled step would otherwise import
     from estimator.rightsizing.recommend import Recommendation
-    from launchers.evaluation.evaluate import EvaluationResult
+    from launchers.evaluation.result import EvaluationResult
     from launchers.harness.result import HarnessResult
     from launchers.run.trial import TrialResult
 

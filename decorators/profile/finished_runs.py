@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from decorators import _metaflow
 from decorators.past_runs import NeverRunError, runs_of
 from decorators.profile.calibration import finished
 from decorators.profile.measured import Measured
@@ -63,7 +64,7 @@ def _of_task(task: Any) -> Finished | None:
             run=task.pathspec,
             date=task.finished_at.astimezone(datetime.timezone.utc).isoformat(timespec="seconds"),
             formulas=plan.prediction.memory.formulas,
-            speed_formulas=getattr(plan.prediction, "speed_formulas", ""),  # absent in earlier versions
+            speed_formulas=plan.prediction.speed_formulas,
         )
     except UserError:
         return None  # plan and measurement do not belong together
@@ -76,6 +77,7 @@ def main(arguments: list[str]) -> str:
             f"Expected one flow name, got {len(arguments)} arguments.",
             "python -m decorators.profile.finished_runs FLOW",
         )
+    _metaflow.ensure_user()
     store = Store()
     stored = {run.run for run in store.read().finished}
     added = [run for run in collect(arguments[0]) if run.run not in stored]

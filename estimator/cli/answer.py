@@ -16,6 +16,7 @@ from estimator.cli.steps import setup_from
 from estimator.errors import UserError
 from estimator.hardware.catalogue import Gpu, Instance
 from estimator.models import DiffusionSpec
+from estimator.option_checks import check_above_zero
 from estimator.plan import MemoryEstimate
 from estimator.planning.places import RDMA_FABRICS
 from estimator.setup import Setup
@@ -202,8 +203,8 @@ def site_of(place: PlaceOptions, setup: Setup, instance: Instance | None) -> Sit
     If only a GPU is named, the cheapest instance type with the GPU count of a node of the step is used.
     Raises UserError if GPU, instance type and number of processes contradict each other.
     """
-    if place.network_gbps is not None and place.network_gbps <= 0:
-        raise UserError(f"--network-gbps {place.network_gbps:g} must be above 0.")
+    if place.network_gbps is not None:
+        check_above_zero("network_gbps", place.network_gbps, "Gbit/s of a node")
     hardware_name = place.gpu or place.instance_type
     if hardware_name and setup.device == "cpu":
         raise UserError(f"--device cpu and {hardware_name} contradict each other.", "Remove one of them.")
@@ -264,6 +265,8 @@ def _price(site: Site, setup: Setup) -> tuple[float | None, str]:
     if machine.usd_per_hour is None:
         return None, f"{machine.name} has no price"
     choice = "" if site.instance_given else ", the cheapest one listed"
-    price_basis = f"{machine.region or 'region unknown'}, prices of {machine.price_date or 'an unknown date'}"
+    price_basis = (
+        f"{machine.price_region or 'region unknown'}, prices of {machine.price_day or 'an unknown date'}"
+    )
     basis = f"{setup.nodes}x {machine.name} ({machine.cloud}{choice}), on demand, {price_basis}"
     return setup.nodes * machine.usd_per_hour, basis

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import importlib
-import os
 import re
 import shlex
 import sys
@@ -18,7 +17,7 @@ from estimator import interrupts, logs
 from estimator.cli.help import PlainHelp
 from estimator.errors import USER_ERROR_STATUS, CannotFit, UserError, impossible_paths_refused
 from estimator.names import check_options, did_you_mean
-from estimator.terminal import open_closed_streams, print
+from estimator.terminal import PIPE_CLOSED, discard_output, ended_by_closed_pipe, open_closed_streams, print
 
 # To add a command, add a line here and a file estimator/cli/NAME.py with a function NAME; a command that
 # needs Metaflow goes into flows/. --help lists the commands in this order, under the headings of GROUPS.
@@ -72,7 +71,7 @@ COMMAND_ALIASES = {
 }  # alternative names of commands
 NOTHING_FITS_STATUS = 1  # exit status if nothing fits
 LOG_LEVEL = "--log-level"
-INTERRUPTED, PIPE_CLOSED = 130, 141  # as a shell reports a program ended by SIGINT, SIGPIPE
+INTERRUPTED = 130  # exit status in a shell of a program ended by SIGINT
 _USAGE_ERROR: Any = typer.BadParameter.__base__  # base of all errors of a command line
 
 
@@ -83,6 +82,11 @@ class Commands(TyperGroup):
         """Record the command line, from which suggested commands are derived if no plan fits."""
         ctx.meta["command"] = shlex.join([ctx.info_name or "finetune", *args])
         return super().parse_args(ctx, _log_level_first(args))
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print the list of commands."""
+        with ended_by_closed_pipe():
+            super().format_help(ctx, formatter)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Replace the placeholder of the called command by the command from its module."""
@@ -119,21 +123,16 @@ class Commands(TyperGroup):
         except KeyboardInterrupt:
             raise SystemExit(INTERRUPTED) from None
         except BrokenPipeError:
-            _discard_output()
+            discard_output()
             raise SystemExit(PIPE_CLOSED) from None
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
             logs.show_traceback(error)
-            _discard_output()
+            discard_output()
             place = error.filename or "the output or a file"
             _fail(f"{error.strerror}, for {place}.\nFree space there, then run again.", USER_ERROR_STATUS)
         return result
-
-
-def _discard_output() -> None:
-    """Redirect standard output to nowhere: buffered output would raise again when Python exits."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _log_level_first(args: list[str]) -> list[str]:
@@ -188,7 +187,8 @@ def _version(requested: bool) -> None:
     if requested:
         from importlib.metadata import version
 
-        print(f"finetune {version('metaflow-finetune')}")
+        with ended_by_closed_pipe():
+            print(f"finetune {version('metaflow-finetune')}")
         raise typer.Exit
 
 

@@ -121,8 +121,7 @@ def _variants(options: SetupOptions, over: str | None, values: str | None) -> di
         if key == "activation_checkpointing":
             if text not in examples:
                 raise unknown_choice(f"--values {text}", text, examples)
-            recompute_what = options.recompute_what if text == "none" else text
-            change = {key: text != "none", "recompute_what": recompute_what}
+            change = {key: text != "none", "recompute_what": None if text == "none" else text}
         variants[f"{key} {text}"] = dataclasses.replace(options, **change)
     return variants
 

@@ -52,13 +52,14 @@ COMMON: dict[str, CommonOption] = {
         text="Training engine",
         choices=(*vocabulary.LAUNCHED_ENGINES, "auto"),
     ),
-    "lora_rank": CommonOption(group=_METHOD, metavar="N", text="Rank of the LoRA matrices"),
+    "lora_rank": CommonOption(group=_METHOD, metavar="N", text="Rank of the LoRA matrices", unset="8"),
     "lora_alpha": CommonOption(group=_METHOD, metavar="N", text="LoRA scale: alpha / rank", unset="2 x rank"),
     "quantization": CommonOption(
         group=_METHOD,
         metavar="FORMAT",
         text="Frozen weights of qlora",
         choices=tuple(get_args(vocabulary.LaunchedQuantization)),
+        unset="nf4-double",
     ),
     "epochs": CommonOption(group=_TRAINING, metavar="N", text="Passes over the data", unset="1"),
     "max_steps": CommonOption(group=_TRAINING, metavar="N", text="Stop after this many optimizer steps"),
@@ -86,14 +87,14 @@ COMMON: dict[str, CommonOption] = {
     ),
     "packing": CommonOption(group=_TRAINING, text="Pack short samples", unset="on GPUs where tested"),
     "gpu": CommonOption(group=_WHERE, metavar="GPU", text="GPU model, by a name from `finetune gpus`"),
-    "gpus": CommonOption(group=_WHERE, metavar="N", text="GPUs per node"),
-    "nodes": CommonOption(group=_WHERE, metavar="N", text="Number of nodes"),
+    "gpus": CommonOption(group=_WHERE, metavar="N", text="GPUs per node", unset="as planned"),
+    "nodes": CommonOption(group=_WHERE, metavar="N", text="Number of nodes", unset="as planned"),
     "instance_type": CommonOption(group=_WHERE, metavar="TYPE", text="Instance type, such as p5.48xlarge"),
     "cloud": CommonOption(group=_WHERE, metavar="CLOUD", text="Cloud provider, such as aws"),
     "spot": CommonOption(group=_WHERE, text="Use spot instances, at spot prices"),
     "with": CommonOption(group=_WHERE, metavar="BACKEND", text="Run on kubernetes or batch", unset="here"),
-    "device": CommonOption(group=_WHERE, metavar="DEVICE", text="Device: auto, cuda, cpu"),
-    "queue": CommonOption(group=_WHERE, metavar="QUEUE", text="Queue of Kueue or AWS Batch"),
+    "device": CommonOption(group=_WHERE, metavar="DEVICE", text="Training device: auto, cuda, cpu"),
+    "queue": CommonOption(group=_WHERE, metavar="QUEUE", text="AWS Batch job queue, or Kueue LocalQueue"),
     "output_dir": CommonOption(group=_OUTPUT, metavar="DIR", text="Folder for the trained model"),
     "push": CommonOption(
         group=_OUTPUT, metavar="REPO", text="Upload the model to this Hugging Face repository"
@@ -104,22 +105,27 @@ COMMON: dict[str, CommonOption] = {
     "eval_every": CommonOption(
         group=_OUTPUT, metavar="N", text="Steps between evaluations", unset="at the end"
     ),
-    "tracker": CommonOption(group=_OUTPUT, metavar="NAME", text="Tracker: tensorboard, wandb, mlflow"),
+    "tracker": CommonOption(
+        group=_OUTPUT, metavar="NAME", text="Experiment tracker: tensorboard, wandb, mlflow"
+    ),
     "plan_only": CommonOption(group=_OUTPUT, text="Print the plan and exit"),
-    "verbose": CommonOption(group=_OUTPUT, text="Print memory by category, all reasons, all plans"),
+    "verbose": CommonOption(group=_OUTPUT, text="Also print memory by category, reasons, all plans"),
 }
 
 
-def option(group: str, text: str, *declarations: str) -> Any:
-    """Build a typer option of a group of the help page."""
-    return Option(*declarations, help=text, rich_help_panel=group)
+def option(group: str, text: str, *declarations: str, unset: str = "") -> Any:
+    """Build a typer option of a group of the help page. ``unset``: text in place of a default value."""
+    return Option(*declarations, help=_with_default(text, unset), rich_help_panel=group)
 
 
-def common(name: str, *declarations: str, choices: Iterable[str] | None = None) -> Any:
-    """Build a typer option with the group and text of COMMON. ``choices`` replaces its set of values."""
+def common(name: str, *declarations: str, choices: Iterable[str] | None = None, unset: str = "") -> Any:
+    """Build a typer option with the group and text of COMMON.
+
+    ``choices`` replaces its set of values, ``unset`` the text in place of a default value.
+    """
     option = COMMON[name]
     values = option.choices if choices is None else tuple(choices)
-    text = f"{option.text}: {', '.join(values)}" if values else option.text
+    text = _with_default(f"{option.text}: {', '.join(values)}" if values else option.text, unset)
 
     def complete(incomplete: str) -> list[str]:
         return [value for value in values if value.startswith(incomplete)]
@@ -127,3 +133,7 @@ def common(name: str, *declarations: str, choices: Iterable[str] | None = None) 
     return Option(
         *declarations, help=text, rich_help_panel=option.group, autocompletion=complete if values else None
     )
+
+
+def _with_default(text: str, default: str) -> str:
+    return f"{text.rstrip('.')} [default: {default}]" if default else text

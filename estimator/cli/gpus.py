@@ -25,7 +25,7 @@ WIDEST = 1000  # characters; wider than any row
 def gpus(
     min_vram: Annotated[
         float | None,
-        typer.Option(help="Minimum memory in GB, as the card is sold: 24 includes the L4 (22.35 GiB)."),
+        typer.Option(help="Minimum memory in GB, as on the data sheet: 24 includes the L4 (22.35 GiB)."),
     ] = None,
     arch: Annotated[str | None, typer.Option(help="Architecture or a prefix of it: hopper, ada.")] = None,
     cloud: Annotated[str | None, typer.Option(help="Only instance types of this cloud.")] = None,
@@ -58,10 +58,8 @@ def gpus(
 ) -> None:
     """List GPUs and the instance types with them, their prices and the age of the prices.
 
-    --min-vram compares the GB that a card is sold with: 24 includes L4, A10G
-    and RTX 4090, though clouds report 22.35 GiB for an L4. Plans use the
-    reported size, which the table shows. Unknown figures are "?" here and
-    null in JSON.
+    The table shows the memory that the driver reports, which plans use. Unknown values are "?", and null in
+    JSON.
     """
     from estimator import hardware
     from estimator.hardware import report

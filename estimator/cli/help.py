@@ -14,6 +14,7 @@ GROUPS = ("Model and data", "Method", "Training", "Where", "Output")
 """Groups of options, in the order of a help page."""
 MORE = "More: "
 """Prefix of the groups that only ``--help-all`` shows."""
+DEFAULT = "[default: "
 HELP_ALL = "--help-all"
 WIDTH = 80
 _NAMES = 29  # columns for option names
@@ -70,7 +71,7 @@ def page(
 
 
 def _option(option: Line) -> list[str]:
-    text = option.text.rstrip(".") + (f" [default: {option.default}]" if option.default else "")
+    text = option.text.rstrip(".") + (f" {DEFAULT}{option.default}]" if option.default else "")
     names = f"  {option.names}"
     text_lines = textwrap.wrap(text, WIDTH - _NAMES, break_long_words=False, break_on_hyphens=False)
     if len(names) >= _NAMES:
@@ -107,7 +108,7 @@ class PlainHelp(TyperCommand):
     def _page(self, context: Any, *, show_all: bool) -> str:
         from estimator.cli.common import COMMON
 
-        groups: dict[str, list[Line]] = {name: [] for name in GROUPS}
+        groups: dict[str, list[Line]] = {name: [] for name in ("Arguments", *GROUPS)}
         arguments, hidden = [], 0
         order = [*COMMON]
         options = sorted(
@@ -116,6 +117,8 @@ class PlainHelp(TyperCommand):
         for option in options:
             if not isinstance(option, TyperOption):
                 arguments.append(str(option.make_metavar(ctx=context)))
+                if text := getattr(option, "help", None):  # click's own arguments have none
+                    groups["Arguments"].append(Line(names=arguments[-1], text=text))
             elif option.opts == [HELP_ALL]:
                 continue
             elif not show_all and _group(option).startswith(MORE):
@@ -142,14 +145,16 @@ def _line(option: TyperOption, context: Any) -> Line:
 
     names = ", ".join(sorted(option.opts, key=len))
     negated = "".join(option.secondary_opts[:1])
-    if negated and (option.default is True or len(f"  {names}/{negated}") < _NAMES):
+    opposite = f"--no-{names.removeprefix('--')}"
+    if negated and (option.default is True or negated != opposite or len(f"  {names}/{negated}") < _NAMES):
         names += f"/{negated}"
     common = COMMON.get(str(option.name))
     if not option.is_flag:
         names += f" {common.metavar if common else _metavar(option, context)}"
     default = option.default
     if callable(default) or default is None or isinstance(default, bool) or default == "":
-        default = common.unset if common and default is None else ""
+        in_text = DEFAULT in (option.help or "")
+        default = common.unset if common and default is None and not in_text else ""
     text = f"{option.help or ''}{' (required)' if option.required else ''}"
     return Line(names=names, text=text, default="" if option.required else str(default))
 

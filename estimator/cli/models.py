@@ -57,10 +57,13 @@ class ModelRow:
 
 def models(
     search: Annotated[
-        str | None, typer.Argument(help="Part of a name, alias or id; or any Hugging Face id or folder.")
+        str | None,
+        typer.Argument(
+            metavar="[MODEL]", help="Part of a name, alias or id; or any Hugging Face id or folder."
+        ),
     ] = None,
     family: Annotated[
-        str | None, typer.Option(help="Model family as in config.json: llama, qwen3_moe...")
+        str | None, typer.Option(help="Model family, as model_type in config.json: llama, qwen3_moe.")
     ] = None,
     min_params: Annotated[str | None, typer.Option(help="Minimum number of parameters: 7B, 500M.")] = None,
     max_params: Annotated[str | None, typer.Option(help="Maximum number of parameters.")] = None,

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from estimator.throughput import MeasuredBandwidth
 
 OF_LOW_RANK = ("lora_rank", "lora_targets", "lora_experts", "trained_modules")  # fields for LoRA only
+_ENGINES = "the engine's"  # default of options that follow the engine
 _TRAINING, _WHERE = GROUPS[2:4]
 _ADAPT, _STEP, _SHARD, _PLACE = (
     MORE + name for name in ("model and adapters", "training step", "sharding and parallelism", "hardware")
@@ -40,7 +41,7 @@ class SharedOptions:
     task: Annotated[str, common("task")] = "sft"
     seq_len: Annotated[int | None, common("seq_len")] = None
     resolution: Annotated[
-        int | None, option(_ADAPT, "Image side in pixels. Default: that of the published model.")
+        int | None, option(_ADAPT, "Image side in pixels [default: that of the published model]")
     ] = None
     lora_experts: Annotated[
         bool, option(_ADAPT, "Apply LoRA to the experts of a mixture-of-experts model.", "--lora-experts")
@@ -61,10 +62,18 @@ class SharedOptions:
     ] = 10
     adapter_start_layer: Annotated[int, option(_ADAPT, "LLaMA-Adapter: first block with a prompt.")] = 2
     vision: Annotated[
-        str | None, option(_STEP, "Train a vision-language model on images; tower frozen, lora or full.")
+        str | None, option(_STEP, "Train on images, with the vision tower frozen, lora or full.")
     ] = None
     images_per_row: Annotated[int, option(_STEP, "Images in a sequence, with --vision.")] = 1
     image_size: Annotated[int, option(_STEP, "Side of a square image in pixels, with --vision.")] = IMAGE_SIDE
+    variable_length: Annotated[
+        bool | None,
+        option(
+            _STEP,
+            "Separate documents by their lengths, without padding and mask [default: on GPUs where tested]",
+            "--variable-length/--no-variable-length",
+        ),
+    ] = None
     optimizer_in_backward: Annotated[
         bool,
         option(
@@ -90,30 +99,35 @@ class SetupOptions(SharedOptions):
     method: Annotated[str, common("method", choices=(*vocabulary.METHODS, "auto"))] = "auto"
     lora_rank: Annotated[int | None, common("lora_rank")] = None
     lora_targets: Annotated[
-        str | None, option(_ADAPT, "Linear layers with LoRA: comma-separated names, or all-linear.")
+        str | None,
+        option(
+            _ADAPT, "Linear layers with LoRA: comma-separated names, or all-linear [default: the engine's]"
+        ),
     ] = None
     reference_copy: Annotated[
         bool,
         option(
             _ADAPT,
-            "Full training of pairs holds the reference as a frozen copy, as TRL does.",
+            "Full training on preferences: hold a frozen copy of the model as reference, as TRL does.",
             "--reference-copy",
         ),
     ] = False
     reward_parameters: Annotated[
         int, option(_ADAPT, "Parameters of the reward model that scores grpo's answers. 0: none.")
     ] = 0
-    quantization: Annotated[str | None, common("quantization", choices=get_args(vocabulary.Quantization))] = (
-        None
-    )
+    quantization: Annotated[
+        str | None, common("quantization", choices=get_args(vocabulary.Quantization), unset=_ENGINES)
+    ] = None
     upcast_frozen: Annotated[
         bool,
         option(
-            _ADAPT, "Keep the base's 16-bit parts in fp32, like PEFT's k-bit preparation.", "--upcast-frozen"
+            _ADAPT,
+            "Keep the frozen model's 16-bit parameters in fp32, like PEFT's prepare_model_for_kbit_training.",
+            "--upcast-frozen",
         ),
     ] = False
     undivided_base: Annotated[
-        bool, option(_ADAPT, "Do not shard the quantized weights (ZeRO-3 cannot).", "--undivided-base")
+        bool, option(_ADAPT, "With ZeRO-3: do not shard the quantized weights.", "--undivided-base")
     ] = False
     looped_experts: Annotated[
         bool, option(_ADAPT, "Compute experts one after another, like transformers 4.", "--looped-experts")
@@ -126,8 +140,12 @@ class SetupOptions(SharedOptions):
             "--dispatch-by-expert/--no-dispatch-by-expert",
         ),
     ] = None
-    precision: Annotated[str | None, common("precision", choices=get_args(vocabulary.Precision))] = None
-    average: Annotated[bool, option(_ADAPT, "Keep a moving average of the weights.", "--ema")] = False
+    precision: Annotated[
+        str | None, common("precision", choices=get_args(vocabulary.Precision), unset=_ENGINES)
+    ] = None
+    average: Annotated[
+        bool, option(_ADAPT, "Keep an exponential moving average of the weights.", "--ema")
+    ] = False
     encoders: Annotated[
         bool,
         option(
@@ -142,17 +160,22 @@ class SetupOptions(SharedOptions):
         bool | None,
         option(
             _STEP,
-            "Use the fused kernel of AdamW, or torch's foreach implementation.",
+            "AdamW in torch: fused kernel, or foreach implementation [default: the engine's]",
             "--fused-optimizer/--foreach-optimizer",
         ),
     ] = None
 
     nodes: Annotated[int, common("nodes")] = 1
-    gpus: Annotated[int | None, common("gpus")] = None
+    gpus: Annotated[int | None, common("gpus", unset="1, or all of the machine")] = None
     sharding: Annotated[
-        str | None, option(_WHERE, one_of(get_args(vocabulary.Sharding), "Sharding of the model states:"))
+        str | None,
+        option(
+            _WHERE, one_of(get_args(vocabulary.Sharding), "Sharding of the model states:"), unset=_ENGINES
+        ),
     ] = None
-    flat_parameters: Annotated[bool, option(_SHARD, "FSDP1 instead of FSDP2.", "--flat-parameters")] = False
+    flat_parameters: Annotated[bool, option(_SHARD, "Shard with FSDP1, not FSDP2.", "--flat-parameters")] = (
+        False
+    )
     shard: Annotated[int | None, option(_SHARD, "GPUs that shard one copy of the model states.")] = None
     dp_replicate: Annotated[int | None, option(_SHARD, "Replicas of the sharded model states.")] = None
     tp: Annotated[int, option(_WHERE, "Degree of tensor parallelism.")] = 1
@@ -178,19 +201,20 @@ class SetupOptions(SharedOptions):
     ] = None
     packing: Annotated[bool | None, common("packing")] = None
     longest_first: Annotated[
-        bool | None, option(_STEP, "Train on the longest batch first.", "--longest-first/--any-order")
+        bool | None,
+        option(_STEP, "Train on the longest rows first, or in any order.", "--longest-first/--any-order"),
     ] = None
     expandable_segments: Annotated[
         bool | None,
         option(
             _STEP,
-            "PYTORCH_CUDA_ALLOC_CONF of the CUDA caching allocator.",
+            "Whether PYTORCH_CUDA_ALLOC_CONF has expandable_segments:True.",
             "--expandable-segments/--fixed-segments",
         ),
     ] = None
-    longest_once: Annotated[bool, option(_STEP, "Only one batch has the full length.", "--longest-once")] = (
-        False
-    )
+    longest_once: Annotated[
+        bool, option(_STEP, "Assume that one batch has full length.", "--longest-once")
+    ] = False
     document_mask: Annotated[
         bool | None,
         option(_STEP, "Mask attention between packed samples.", "--document-mask/--no-document-mask"),
@@ -199,24 +223,34 @@ class SetupOptions(SharedOptions):
         int | None,
         option(
             _STEP,
-            "Mean length of packed documents that attention keeps apart, each weighted by its tokens; "
-            "default: the sequence length.",
+            "Mean length of packed documents in tokens, weighted by length; attention stays within each "
+            "[default: the sequence length]",
         ),
     ] = None
 
-    activation_checkpointing: Annotated[bool | None, common("activation_checkpointing")] = None
+    activation_checkpointing: Annotated[bool | None, common("activation_checkpointing", unset=_ENGINES)] = (
+        None
+    )
     recompute_what: Annotated[
-        str, option(_STEP, "What activation checkpointing recomputes: full or selective.")
-    ] = "full"
-    recompute_every: Annotated[int, option(_STEP, "Checkpoint one of every N blocks.")] = 1
+        str | None,
+        option(_STEP, "What activation checkpointing recomputes: full or selective [default: the engine's]"),
+    ] = None
+    recompute_every: Annotated[int, option(_STEP, "Recompute one of every N blocks.")] = 1
     activation_offload: Annotated[
         bool, option(_STEP, "Offload activations to host memory.", "--activation-offload")
     ] = False
     compile: Annotated[
-        bool | None, option(_STEP, "Compile the model with torch.compile.", "--compile/--no-compile")
+        bool | None,
+        option(
+            _STEP,
+            "Compile the model with torch.compile.",
+            "--compile/--no-compile",
+            unset="on GPUs where tested",
+        ),
     ] = None
     loss: Annotated[
-        str | None, option(_STEP, one_of(get_args(vocabulary.LossKind), "Loss implementation:"))
+        str | None,
+        option(_STEP, one_of(get_args(vocabulary.LossKind), "Loss implementation:"), unset=_ENGINES),
     ] = None
     loss_chunks: Annotated[int | None, option(_STEP, "Number of chunks of the chunked loss.")] = None
     attention: Annotated[
@@ -226,7 +260,7 @@ class SetupOptions(SharedOptions):
     offload: Annotated[
         str, option(_SHARD, one_of(get_args(vocabulary.StateOffload), "Offload to host memory or disk:"))
     ] = "none"
-    offload_to: Annotated[str, option(_SHARD, "Where offloaded states are stored: cpu, nvme.")] = "cpu"
+    offload_to: Annotated[str, option(_SHARD, "Storage of offloaded states: cpu, nvme.")] = "cpu"
     keep_checkpoints: Annotated[int, option(_STEP, "Number of checkpoints kept on disk.")] = 2
     device: Annotated[str, option(_WHERE, one_of(get_args(vocabulary.Device), "Training device:"))] = "cuda"
 
@@ -316,11 +350,11 @@ def names_of(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
-def tokens_of(text: str) -> float:
-    """Parse a number of tokens: 250M, 1.5B, 1e9. Raises UserError."""
+def tokens_of(text: str, option: str = "--tokens") -> float:
+    """Parse a number of tokens: 250M, 1.5B, 1e9. Raises UserError that names the option."""
     value = token_counts.parse(text)
     if value is None:
-        raise UserError(f"--tokens {text} is not a number of tokens.", "Write 250M, 1.5B or 1e9.")
+        raise UserError(f"{option} {text} is not a number of tokens.", "Write 250M, 1.5B or 1e9.")
     return value
 
 

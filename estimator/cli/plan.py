@@ -62,7 +62,7 @@ def plan(
             item.request.instance_type or "" for item in ranked.plans if item.prediction.price_source
         )
         command = _command(ranked.best, job, job_options.model, goal_options, goals)
-        hint = "" if as_json or as_csv else _cheaper_method(ranked.best, job, target)
+        hint = "" if as_json or as_csv else _hint(ranked.best, job, target, goals)
     if old:
         output.note(old)
     rows = [row_of(*item) for item in enumerate(ranked.plans, 1)]
@@ -83,6 +83,17 @@ def plan(
             print(f"\n{textwrap.fill(hint, WIDTH)}")
         if command is not None:
             output.console().print(f"\nTo run the first: {command}", markup=False, soft_wrap=True)
+
+
+def _hint(best: Plan, job: Job, target: Target, goals: Goals) -> str:
+    """Name an option that may give a better plan; "" for none."""
+    batch = best.layout.global_batch_size
+    if job.batch_multiple is not None and goals.by_speed and best.layout.data_parallel == batch > 1:
+        return (
+            f"The default batch of {batch} sequences allows at most {batch} data-parallel GPUs: a larger "
+            "--global-batch-size allows more, and changes the training."
+        )
+    return _cheaper_method(best, job, target)
 
 
 def _cheaper_method(best: Plan, job: Job, target: Target) -> str:
@@ -215,9 +226,9 @@ def goals_from(goal_options: GoalOptions) -> Goals:
     return Goals(
         deadline_hours=goal_options.deadline_hours,
         budget_usd=goal_options.budget_usd,
-        tokens=_count(goal_options.tokens),
+        tokens=_count(goal_options.tokens, "--tokens"),
         epochs=goal_options.epochs,
-        dataset_tokens=_count(goal_options.dataset_tokens),
+        dataset_tokens=_count(goal_options.dataset_tokens, "--dataset-tokens"),
         prefer=goal_options.prefer,  # type: ignore[arg-type]
         clouds=tuple(goal_options.cloud or ()),
         instance_types=tuple(goal_options.instance_type or ()),
@@ -260,5 +271,5 @@ def _command(plan: Plan, job: Job, model: str, goal_options: GoalOptions, goals:
     return f"kubectl config use-context {goal_options.context} && {command}"
 
 
-def _count(text: str | None) -> int | None:
-    return None if text is None else round(tokens_of(text))
+def _count(text: str | None, option: str) -> int | None:
+    return None if text is None else round(tokens_of(text, option))

@@ -27,7 +27,7 @@ class JobOptions(SharedOptions):
     lora_rank: Annotated[int | None, common("lora_rank")] = None
     lora_targets: Annotated[
         str | None,
-        option(_ADAPT, "Linear layers with LoRA: comma-separated names, or all-linear (the default)."),
+        option(_ADAPT, "Linear layers with LoRA: comma-separated names, or all-linear [default: all-linear]"),
     ] = None
     quantization: Annotated[str | None, common("quantization")] = None
     optimizer: Annotated[str, common("optimizer")] = "adamw"
@@ -36,19 +36,11 @@ class JobOptions(SharedOptions):
     micro_batch_size: Annotated[int | None, common("micro_batch_size")] = None
     activation_checkpointing: Annotated[bool | None, common("activation_checkpointing")] = None
     packing: Annotated[bool | None, common("packing")] = None
-    variable_length: Annotated[
-        bool | None,
-        option(
-            _STEP,
-            "Separate documents by their lengths, without padding and mask. Default: on GPUs where tested.",
-            "--variable-length/--no-variable-length",
-        ),
-    ] = None
     recompute_what: Annotated[
         str | None,
-        option(_STEP, "What activation checkpointing recomputes: full or selective. Default: the fastest."),
+        option(_STEP, "What activation checkpointing recomputes: full or selective [default: the fastest]"),
     ] = None
-    recompute_every: Annotated[int | None, option(_STEP, "Checkpoint one of every N blocks.")] = None
+    recompute_every: Annotated[int | None, option(_STEP, "Recompute one of every N blocks.")] = None
     fp8: Annotated[str, option(_STEP, "Scaling of float8 matrix products (fsdp2): tensorwise, rowwise.")] = (
         "none"
     )
@@ -56,7 +48,7 @@ class JobOptions(SharedOptions):
         bool | None,
         option(
             _STEP,
-            "Compile the model with torch.compile. Default: on GPUs where tested.",
+            "Compile the model with torch.compile [default: on GPUs where tested]",
             "--compile/--no-compile",
         ),
     ] = None
@@ -64,17 +56,23 @@ class JobOptions(SharedOptions):
         bool | None,
         option(
             _STEP,
-            "Use the fused kernels of Liger-Kernel. Default: on GPUs where tested.",
+            "Use the fused kernels of Liger-Kernel [default: on GPUs where tested]",
             "--liger/--no-liger",
         ),
     ] = None
-    zero_stage: Annotated[int | None, option(_SHARD, "ZeRO stage of DeepSpeed: 0, 1, 2 or 3.")] = None
-    fsdp_sharding: Annotated[
-        str | None, option(_SHARD, "FSDP2 sharding: full, or grad-op (weights stay gathered).")
+    zero_stage: Annotated[
+        int | None, option(_SHARD, "ZeRO stage of DeepSpeed: 0, 1, 2 or 3 [default: the fastest]")
     ] = None
-    fsdp_replicas: Annotated[int | None, option(_SHARD, "FSDP2 replicas of the model (hybrid sharding).")] = (
-        None
-    )
+    fsdp_sharding: Annotated[
+        str | None,
+        option(
+            _SHARD,
+            "FSDP2 sharding: full, or grad-op (weights stay gathered in the step) [default: the fastest]",
+        ),
+    ] = None
+    fsdp_replicas: Annotated[
+        int | None, option(_SHARD, "FSDP2: number of sharded copies of the model (hybrid sharding).")
+    ] = None
     zero_offload: Annotated[
         str, option(_SHARD, "DeepSpeed: keep the optimizer in host memory: none, cpu.")
     ] = "none"
@@ -91,7 +89,7 @@ class GoalOptions:
 
     tokens: Annotated[str | None, common("tokens")] = None
     dataset_tokens: Annotated[str | None, option(_TRAINING, "Tokens per epoch, instead of --tokens.")] = None
-    epochs: Annotated[int | None, option(_TRAINING, "Number of epochs, with --dataset-tokens.")] = None
+    epochs: Annotated[int | None, option(_TRAINING, "Passes over the data, with --dataset-tokens.")] = None
     deadline_hours: Annotated[
         float | None, option(_WHERE, "Cheapest plan that finishes within this many hours")
     ] = None
@@ -113,7 +111,7 @@ class GoalOptions:
     ] = None
     nodes: Annotated[int | None, common("nodes")] = None
     gpus: Annotated[int | None, common("gpus")] = None
-    max_nodes: Annotated[int | None, option(_PLACE, "Maximum number of nodes. Default: 16.")] = None
+    max_nodes: Annotated[int | None, option(_PLACE, "Maximum number of nodes [default: 16]")] = None
     max_gpus: Annotated[int | None, option(_PLACE, "Maximum number of GPUs over all nodes.")] = None
     tight: Annotated[
         bool,
@@ -123,7 +121,7 @@ class GoalOptions:
     ] = False
     here: Annotated[
         bool | None,
-        option(_WHERE, "Plan for this machine's GPUs (default if it has any)", "--here/--no-here"),
+        option(_WHERE, "Plan for this machine [default: if it has GPUs]", "--here/--no-here"),
     ] = None
     from_cluster: Annotated[
         bool, option(_WHERE, "Plan for the nodes of your Kubernetes cluster.", "--from-cluster")
@@ -133,7 +131,7 @@ class GoalOptions:
         str | None,
         option(
             _PLACE,
-            "With --from-cluster: namespace whose quotas apply. Default: METAFLOW_KUBERNETES_NAMESPACE.",
+            "With --from-cluster: namespace whose quotas apply [default: $METAFLOW_KUBERNETES_NAMESPACE]",
         ),
     ] = None
     hardware: Annotated[Path | None, option(_PLACE, "CSV file with your own GPUs and machines.")] = None

@@ -17,6 +17,7 @@ from estimator.memory import implementations
 from estimator.models.diffusion import DiffusionSpec
 from estimator.models.spec import ModelSpec
 from estimator.names import unknown_choice
+from estimator.option_checks import check_count
 from estimator.planning.search import precision_of
 from estimator.setup import Answers, LlamaAdapter, Setup
 from estimator.vocabulary import (
@@ -66,6 +67,7 @@ def setup_from(options: SetupOptions, model: ModelSpec, gpus: int, gpu: Gpu | No
     packed = engine.fixed_length if options.packing is None else options.packing
     if decided is not None:
         packed = bool(decided.packing) or TASKS[decided.task].images
+    step = (options.engine, options.device, model, options.task, method, precision)
     with_liger = decided is not None and bool(decided.liger)
     version = "" if decided is None else liger.version(decided)
     setup = Setup(
@@ -117,12 +119,12 @@ def setup_from(options: SetupOptions, model: ModelSpec, gpus: int, gpu: Gpu | No
         ),
         variable_length=launched_here
         and options.vision is None
-        and variable_length(options.engine, options.device, model, options.task, method, precision),
+        and variable_length(*step, requested=options.variable_length),
         document_mask=_first_set(
             options.document_mask,
             packed
             and (engine.document_mask or decided is not None)
-            and dense_mask(options.engine, options.device, model, options.task, method, precision),
+            and dense_mask(*step, requested=options.variable_length),
         ),
         document_tokens=options.document_tokens,
         checkpointing=_checkpointing(options, engine, sharded=sharded),  # type: ignore[arg-type]
@@ -172,6 +174,7 @@ def _job(options: SetupOptions, model: ModelSpec, seq_len: int, precision: str) 
             pipeline_parallel=options.pp,
             expert_parallel=options.ep,
             packing=options.packing,
+            variable_length=options.variable_length,
             compile=options.compile,
             liger=None if options.loss is None and not options.engine_version else False,
         )
@@ -206,8 +209,9 @@ def engine_of(name: str) -> tuple[EngineSpec, EngineDefaults]:
 
 def _checkpointing(options: SetupOptions, engine: EngineDefaults, *, sharded: bool) -> str:
     if options.activation_checkpointing is None:
-        return engine.checkpointing_of(sharded=sharded)
-    return options.recompute_what if options.activation_checkpointing else "none"
+        default = engine.checkpointing_of(sharded=sharded)
+        return default if default == "none" else options.recompute_what or default
+    return options.recompute_what or "full" if options.activation_checkpointing else "none"
 
 
 def _first_set(value: Any, otherwise: Any) -> Any:
@@ -266,19 +270,10 @@ def _schedule(options: SetupOptions) -> str:
 
 def _data_parallel(options: SetupOptions, engine: EngineDefaults, gpus: int) -> tuple[int, int, str]:
     """Return (shards, replicas, sharding) of the data-parallel GPUs."""
-    counts = {
-        "--nodes": options.nodes,
-        "--gpus": gpus,
-        "--tp": options.tp,
-        "--pp": options.pp,
-        "--cp": options.cp,
-        "--ep": options.ep,
-        "--shard": options.shard,
-        "--dp-replicate": options.dp_replicate,
-    }
-    for name, value in counts.items():
-        if value is not None and value < 1:
-            raise UserError(f"{name} {value} must be a whole number above 0.")
+    check_count("gpus", gpus)
+    for name in ("nodes", "tp", "pp", "cp", "ep", "shard", "dp_replicate"):
+        if (value := getattr(options, name)) is not None:
+            check_count(name, value)
     world = options.nodes * gpus
     for degree, name in ((options.tp * options.pp * options.cp, "--tp x --pp x --cp"), (options.ep, "--ep")):
         if world % degree:

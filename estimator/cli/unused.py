@@ -6,6 +6,8 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from estimator.cli.options import OF_LOW_RANK
+from estimator.engines import varlen
+from estimator.engines.setups import no_variable_length
 from estimator.errors import UserError
 from estimator.option_names import option_name
 from estimator.vocabulary import METHODS, QUANTIZATIONS, SHARDINGS, TASKS
@@ -16,7 +18,6 @@ if TYPE_CHECKING:
     from estimator.setup import Setup
 
 _OF_LLAMA_ADAPTER = ("adapter_prompt_length", "adapter_start_layer")
-_NAMES = {"trained_modules": "--modules-to-save"}  # fields with an option of another name
 
 
 def check_plan(options: JobOptions) -> None:
@@ -93,6 +94,10 @@ def check_estimate(options: SetupOptions, place: PlaceOptions, setup: Setup) -> 
     ):
         if not is_used:
             _refuse(names, options, f"has no effect without {needed}")
+    if options.variable_length and not setup.variable_length:
+        step = (setup.engine, setup.device, setup.model, setup.task, setup.method, setup.precision)
+        reason = varlen.OF_IMAGES if setup.vision else no_variable_length(*step)
+        raise UserError(f"--variable-length does not apply: {reason}.", "Remove it.")
     if setup.nodes == 1:
         _refuse(("network_gbps", "rdma", "busbw_inter"), place, "has no effect on one node", "add --nodes")
     if setup.world_size == 1:
@@ -113,6 +118,8 @@ def _refuse(
     """Raise UserError if one of the fields is set. ``reason``: a clause without its subject."""
     defaults = {field.name: field.default for field in dataclasses.fields(options)}
     for name in names:
-        if getattr(options, name) not in (defaults[name], False):
-            option = _NAMES.get(name, option_name(name))
-            raise UserError(f"{option} {reason}.", f"Remove it, or {advice}." if advice else "Remove it.")
+        value = getattr(options, name)
+        if value is not False and value != defaults[name]:
+            raise UserError(
+                f"{option_name(name)} {reason}.", f"Remove it, or {advice}." if advice else "Remove it."
+            )

@@ -32,7 +32,7 @@ class Proven:
 
 
 # Families whose blocks torch.compile turns into one graph per kind of block, and whose memory follows
-# (estimator/memory/activations.py). Not among them: Gemma 4 (more kinds of blocks than torch keeps graphs of
+# (estimator/memory/activations/). Not among them: Gemma 4 (more kinds of blocks than torch keeps graphs of
 # one function), GPT-OSS (attention in eager code), mixtures of experts, whose compiled products have run on
 # CPUs only, and families whose memory was not compared
 COMPILED = (

@@ -10,16 +10,46 @@ from estimator.setup import Setup
 from estimator.vocabulary import ENGINES, METHODS, SHARDINGS, TASKS, Precision
 
 
-def variable_length(
+def no_variable_length(
     engine: str, device: str, model: ModelSpec, task: str, method: str, precision: str
+) -> str | None:
+    """Return the reason why an engine cannot train with variable-length attention, or None if it can."""
+    if not ENGINES[engine].runs_loop:
+        return f"engine {engine} has its own attention"
+    if device != "cuda":
+        return varlen.NEEDS_GPU
+    return varlen.unsupported(model, task, method, precision)
+
+
+def variable_length(
+    engine: str,
+    device: str,
+    model: ModelSpec,
+    task: str,
+    method: str,
+    precision: str,
+    *,
+    requested: bool | None = None,
 ) -> bool:
-    """Return whether a loop engine trains with variable-length attention and batches without padding."""
-    on_gpus = device == "cuda" and ENGINES[engine].runs_loop
-    return on_gpus and varlen.unsupported(model, task, method, precision) is None
+    """Return whether a loop engine trains with variable-length attention and batches without padding.
+
+    ``requested``: the setting ``variable_length``; None: where supported.
+    """
+    reason = no_variable_length(engine, device, model, task, method, precision)
+    return requested is not False and reason is None
 
 
-def dense_mask(engine: str, device: str, model: ModelSpec, task: str, method: str, precision: str) -> bool:
-    """Return whether packed samples are separated by a dense mask.
+def dense_mask(
+    engine: str,
+    device: str,
+    model: ModelSpec,
+    task: str,
+    method: str,
+    precision: str,
+    *,
+    requested: bool | None = None,
+) -> bool:
+    """Return whether packed samples are separated by a dense mask. ``requested``: as above.
 
     On GPUs, torchtune uses flex attention's sparse mask (torchtune 0.6.1, utils/_import_guard.py), and the
     loop engines use variable-length attention for most models.
@@ -28,7 +58,7 @@ def dense_mask(engine: str, device: str, model: ModelSpec, task: str, method: st
         return False
     if engine == "torchtune" and device == "cuda":
         return False
-    return not variable_length(engine, device, model, task, method, precision)
+    return not variable_length(engine, device, model, task, method, precision, requested=requested)
 
 
 def _precision(job: Job, layout: Layout) -> Precision:
@@ -46,6 +76,7 @@ def setup_of(job: Job, layout: Layout) -> Setup:
     fixed_length = bool(job.packing) or engine.streams or task.images
     # With context parallelism, states are sharded over its processes as well
     processes = layout.world_size // (layout.tensor_parallel * layout.pipeline_parallel)
+    step = (job.engine, layout.device, job.model, job.task, job.method, layout.precision)
     return Setup(
         model=job.model,
         engine=engine.code,
@@ -74,14 +105,8 @@ def setup_of(job: Job, layout: Layout) -> Setup:
         fixed_length=fixed_length,
         longest_first=job.longest_first and not fixed_length,
         expandable_segments=job.expandable_segments,
-        variable_length=job.vision is None
-        and job.variable_length is not False
-        and variable_length(job.engine, layout.device, job.model, job.task, job.method, layout.precision),
-        document_mask=bool(job.packing)
-        and (
-            (job.variable_length is False and engine.runs_loop)
-            or dense_mask(job.engine, layout.device, job.model, job.task, job.method, layout.precision)
-        ),
+        variable_length=job.vision is None and variable_length(*step, requested=job.variable_length),
+        document_mask=bool(job.packing) and dense_mask(*step, requested=job.variable_length),
         checkpointing=layout.recompute if layout.activation_checkpointing else "none",
         recompute_every=layout.recompute_every,
         fp8=job.fp8,

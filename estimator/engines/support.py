@@ -356,7 +356,7 @@ def _loop(engine: str, job: Job, processes: int) -> str | None:
 def _no_variable_length(job: Job) -> str | None:
     """Return the reason why a job of the loop cannot have variable-length attention on GPUs."""
     if job.vision is not None:
-        return "variable_length: positions of images need padded rows"
+        return f"variable_length: {varlen.OF_IMAGES}"
     reason = varlen.unsupported(job.model, job.task, job.method, "bf16")
     return reason and f"variable_length: {reason}"
 

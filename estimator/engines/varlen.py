@@ -65,6 +65,8 @@ LARGEST_HEAD_DIM, HEAD_DIM_MULTIPLE = 256, 8
 
 # FlashAttention computes in 16 bits and needs compute capability 8.0. Older GPUs have no bf16: plans for them
 # are in fp16 or fp32
+NEEDS_GPU = "its kernels need a GPU"
+OF_IMAGES = "positions of images need padded rows"
 NO_FLASH_ATTENTION = "FlashAttention has no fp32, and needs compute capability 8.0 (Ampere or newer)"
 
 
@@ -96,6 +98,6 @@ def refuse_cpu(job: Job) -> None:
     """Raise UserError for a job that requires this attention and is planned on CPUs."""
     if job.variable_length:
         raise UserError(
-            "--variable-length: its kernels need a GPU, and this job runs on CPUs.",
+            f"--variable-length: {NEEDS_GPU}, and this job runs on CPUs.",
             "Remove --variable-length, or run on a GPU.",
         )

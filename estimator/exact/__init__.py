@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from estimator.exact import process, support
-from estimator.exact.result import ExactEstimate, Moment
+from estimator.exact.result import ExactEstimate
 from estimator.setup import Setup
 
-__all__ = ["ExactEstimate", "Moment", "estimate", "estimate_many"]
+__all__ = ["ExactEstimate", "estimate", "estimate_many"]
 
 
 def estimate(setup: Setup, *, time_limit_s: float = 600) -> ExactEstimate:

@@ -58,10 +58,7 @@ def fake_processes(setup: Setup) -> Iterator[Meshes | None]:
 @contextmanager
 def _real_ranks() -> Iterator[None]:
     """Context in which meshes are concatenated from real ranks, as fake tensors have no values."""
-    joined = getattr(DeviceMesh, "_concatenate", None)  # torch 2.10 and later
-    if joined is None:
-        yield
-        return
+    joined = DeviceMesh._concatenate
 
     def concatenated(meshes: list[DeviceMesh]) -> DeviceMesh:
         with unset_fake_temporarily():

@@ -120,7 +120,7 @@ def old_prices(names: Iterable[str], today: date | None = None) -> str:
     age, item = max(ages, key=lambda pair: pair[0], default=(0, None))
     if item is None or age <= OLD_DAYS:
         return ""
-    return f"Prices of {item.price_date} are {age} days old: `finetune gpus --refresh` updates them."
+    return f"Prices of {item.price_day} are {age} days old: `finetune gpus --refresh` updates them."
 
 
 def _files(text: str) -> tuple[Path, ...]:

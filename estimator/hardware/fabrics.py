@@ -6,11 +6,12 @@ figures in checklist/data/busbw.csv.
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+
+from estimator.data import load_rows, parse_row
 
 TABLE = Path(__file__).parents[1] / "data" / "fabric_shares.csv"
 RDMA = "rdma"  # InfiniBand, RoCE and EFA together
@@ -39,13 +40,7 @@ class Shares:
 @cache
 def fabric_shares() -> Mapping[str, Shares]:
     """Read the shares by kind of link or network."""
-    with TABLE.open(newline="", encoding="utf-8") as stream:
-        return {
-            row["kind"]: Shares(
-                low=float(row["low"]), typical=float(row["typical"]), sources=int(row["sources"])
-            )
-            for row in csv.DictReader(stream)
-        }
+    return {row["kind"]: Shares(**parse_row(Shares, row)) for row in load_rows(TABLE)}
 
 
 def tcp_kind(gbps: float) -> str:

@@ -48,7 +48,7 @@ def instance_table(machines: tuple[Instance, ...], today: date) -> Table:
     sources = price_sources(machines)
     for item in machines:
         days = item.price_age_days(today)
-        age = f"{days} days" if days is not None else f"of {(item.price_date or '?').split(' (')[0]}"
+        age = f"{days} days" if days is not None else f"of {item.price_day or '?'}"
         priced = item.usd_per_hour is not None or item.spot_usd_per_hour is not None
         table.add_row(
             item.cloud,

@@ -11,15 +11,12 @@ V vocabulary, L layers, n processes that share the states.
 
 from __future__ import annotations
 
-from estimator.memory.buffers import DEEPSPEED_BUCKET
 from estimator.memory.diffusion import AVERAGE, ENCODERS, TEXTS
 from estimator.memory.generation import CACHE
 from estimator.memory.host import checkpoint_bytes, disk_bytes, host_bytes, runtime_bytes, shared_memory_bytes
-from estimator.memory.logits import DEEPSPEED_LOSS_POSITIONS
-from estimator.memory.moments import Peak, peak, saved_bytes
+from estimator.memory.moments import peak, saved_bytes
 from estimator.memory.ranges import Range, needed_runtime_bytes, needs, shows
-from estimator.memory.residuals import residual_of
-from estimator.memory.states import NF4_SCALE_BYTES, NF4_WEIGHT_BYTES, VISION, states
+from estimator.memory.states import VISION, states
 from estimator.plan import ALLOCATOR, RUNTIME, MemoryEstimate
 from estimator.setup import Setup
 
@@ -89,11 +86,6 @@ def active(setup: Setup) -> dict[str, int]:
 
 __all__ = [
     "CATEGORIES",
-    "DEEPSPEED_BUCKET",
-    "DEEPSPEED_LOSS_POSITIONS",
-    "NF4_SCALE_BYTES",
-    "NF4_WEIGHT_BYTES",
-    "Peak",
     "Range",
     "active",
     "checkpoint_bytes",
@@ -103,7 +95,6 @@ __all__ = [
     "needs",
     "peak",
     "range_of",
-    "residual_of",
     "runtime_bytes",
     "saved_bytes",
     "shared_memory_bytes",

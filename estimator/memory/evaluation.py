@@ -5,7 +5,7 @@ from __future__ import annotations
 from estimator.memory.host import CUDA_CONTEXT_BYTES, GPU_PROCESS_HOST_BYTES
 from estimator.models import ModelSpec, parameters
 
-WEIGHT_BYTES = 2  # bf16, as launchers/evaluation/evaluate.py loads them on a GPU
+WEIGHT_BYTES = 2  # bf16, as launchers/evaluation/loading.py loads them on a GPU
 LARGEST_FILE = 5 * 10**9  # of a model in the Hugging Face layout: transformers' default for saving
 BATCH_TOKENS = 8192  # per forward pass: MAX_BATCH_TOKENS of launchers/dataset/measured.py
 LOSS_POSITIONS = 1024  # that the loss has an fp32 copy of: LOSS_CHUNK of launchers/dataset/batches.py

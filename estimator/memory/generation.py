@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from estimator.memory.activations import EAGER_ALONE, SOFT_CAPPED
+from estimator.memory.activations.attention import EAGER_ALONE, SOFT_CAPPED
 from estimator.memory.evaluation import WEIGHT_BYTES as GPU_WEIGHT_BYTES
 from estimator.memory.host import CPU_RUNTIME_BYTES, CUDA_CONTEXT_BYTES
 from estimator.models import ModelSpec
@@ -26,7 +26,7 @@ WEIGHTS, CACHE, ACTIVATIONS, LOGITS, RUNTIME = (
 WEIGHT_BYTES: dict[Device, int] = {
     "cuda": GPU_WEIGHT_BYTES,
     "cpu": 4,
-}  # launchers/evaluation/evaluate.py, precision_on
+}  # launchers/evaluation/loading.py, precision_on
 
 # Copies of the cache that a batch gets room for. A DynamicCache is a new tensor in each step, a token longer
 # than the last (transformers 5.4, cache_utils.py, torch.cat), so that no freed block is large enough for it.

@@ -6,23 +6,23 @@ To add an engine or to correct one, edit a row of ``data/implementations.csv``. 
 
 from __future__ import annotations
 
-import csv
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
+from estimator.data import load_rows, parse_row
 from estimator.setup import Setup
 
 TABLE = Path(__file__).parent.parent / "data" / "implementations.csv"
 FAMILIES = TABLE.with_name("block_families.csv")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Implementation:
     """Tensors that one version of an engine saves. Bytes are per element, with 16-bit compute."""
 
     engine: str
-    version: str  # "": current
+    version: str = ""  # current
     norm_input: int  # saved input of RMSNorm: 4: an fp32 copy, 2: the 16-bit input itself
     norm_output: int  # saved result of RMSNorm before the weight, for a trained weight only
     norm_output_fp32: int  # ``norm_output`` with fp32 compute
@@ -50,45 +50,14 @@ class Implementation:
 @lru_cache(maxsize=1)
 def table() -> dict[tuple[str, str], Implementation]:
     """Return the rows of ``data/implementations.csv`` by (engine, version)."""
-    with TABLE.open(newline="", encoding="utf-8") as file:
-        rows = [_row(row) for row in csv.DictReader(file)]
+    rows = [Implementation(**parse_row(Implementation, row)) for row in load_rows(TABLE)]
     return {(row.engine, row.version): row for row in rows}
-
-
-def _row(row: dict[str, str]) -> Implementation:
-    return Implementation(
-        engine=row["engine"],
-        version=row["version"],
-        norm_input=int(row["norm_input"]),
-        norm_output=int(row["norm_output"]),
-        norm_output_fp32=int(row["norm_output_fp32"]),
-        expand_kv=row["expand_kv"],
-        joined_qkv=row["joined_qkv"] == "1",
-        result_copied=row["result_copied"] == "1",
-        lora_dropout=row["lora_dropout"] == "1",
-        adapter_bytes=int(row["adapter_bytes"]),
-        plain_loss=int(row["plain_loss"]),
-        kernel_loss=int(row["kernel_loss"]),
-        whole_logits=row["whole_logits"] == "1",
-        root_stays=row["root_stays"],
-        flat_gradients=row["flat_gradients"] == "1",
-        outputs_kept=row["outputs_kept"] == "1",
-        compiled_loss=row["compiled_loss"] == "1",
-        scattered_kept=row["scattered_kept"] == "1",
-        kept_unsharded=float(row["kept_unsharded"]),
-        kept_scores=row["kept_scores"] == "1",
-        foreach=row["foreach"] == "1",
-        family_code=row["family_code"] == "1",
-        activation_copies=int(row["activation_copies"]),
-        source=row["source"],
-    )
 
 
 @lru_cache(maxsize=1)
 def families() -> dict[str, dict[str, str]]:
     """Read the rows of ``data/block_families.csv`` by family; blank cells have the engine's value."""
-    with FAMILIES.open(newline="", encoding="utf-8") as file:
-        return {row["family"]: row for row in csv.DictReader(file)}
+    return {row["family"]: row for row in load_rows(FAMILIES)}
 
 
 @lru_cache(maxsize=256)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from estimator.memory import diffusion, implementations, latents
-from estimator.memory.activations import (
+from estimator.memory.activations.block import (
     backward_bytes,
     block_bytes,
     boundary_bytes,
@@ -39,22 +39,22 @@ from estimator.memory.states import (
 from estimator.models import DiffusionSpec
 from estimator.setup import Setup
 
-# Activations whose copy to the host cannot keep up stay for a while: of a run without checkpointing half left
-# the GPU (torchtitan@9dc418a8b); with checkpointing torchtune keeps the last blocks' (training/
-# _activation_offloading.py, OffloadActivations).
+# Offloaded activations remain on the GPU until they are copied. Without checkpointing, half of them had been
+# copied at a run's peak (torchtitan@9dc418a8b); with checkpointing, torchtune keeps those of the last blocks
+# (training/_activation_offloading.py, OffloadActivations).
 OFFLOADED_WITHOUT_CHECKPOINTING = 0.5
 BLOCKS_NOT_YET_OFFLOADED = 2
 
-# Tokens of the step before the longest one, over its own, in batches of varying length: litgpt's QLoRA runs
-# on Alpaca at up to 512 tokens lie between 0.5 and 1.
+# Batches of varying length: tokens of the batch before the longest one, as a share of the longest. litgpt's
+# QLoRA runs on Alpaca at up to 512 tokens are between 0.5 and 1.
 LENGTH_BEFORE_THE_LONGEST = 0.75
-# Tokens of the longest batch after it, over its own: litgpt's LoRA runs with FSDP on the same data
+# Tokens of the longest batch after the longest one, as a share of it: litgpt's LoRA runs with FSDP, same data
 LATER_LENGTH = 0.5
 
 
-# Bytes that batches of varying lengths leave in the allocator's cache, over those of logits and one block's
-# activations, which every batch allocates again in other sizes: the median of 74 runs of ms-swift
-# (modelscope/ms-swift@b40f31df7^, Benchmark.md), of which half lie between 1.4 and 2.9.
+# Batches of varying length leave blocks in the allocator's cache, as logits and one block's activations are
+# allocated in another size for each batch. Their bytes, as a multiple of those tensors: the median of 74 runs
+# of ms-swift (modelscope/ms-swift@b40f31df7^, Benchmark.md); half of the runs are between 1.4 and 2.9.
 LEFT_BY_LENGTHS = 2.4
 
 

@@ -8,11 +8,11 @@ buffers. On a CPU, whose C library does not return freed memory, they apply to a
 
 from __future__ import annotations
 
-import csv
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from estimator.data import load_rows, parse_row
 from estimator.setup import Setup
 
 TABLE = Path(__file__).parent.parent / "data" / "residuals.csv"
@@ -40,20 +40,7 @@ class Residual:
 @lru_cache(maxsize=1)
 def table() -> dict[tuple[str, str], Residual]:
     """Return the rows of ``data/residuals.csv`` by (counter, class)."""
-    with TABLE.open(newline="", encoding="utf-8") as file:
-        rows = [
-            Residual(
-                counter=row["counter"],
-                name=row["class"],
-                factor=float(row["factor"]),
-                lower=float(row["lower"]),
-                upper=float(row["upper"]),
-                runs=int(row["runs"]),
-                sources=int(row["sources"]),
-                basis=row["basis"],
-            )
-            for row in csv.DictReader(file)
-        ]
+    rows = [Residual(name=row["class"], **parse_row(Residual, row)) for row in load_rows(TABLE)]
     return {(row.counter, row.name): row for row in rows}
 
 

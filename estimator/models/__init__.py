@@ -6,15 +6,14 @@ To add a model of a known family, add a row to ``data/models.csv``; families are
 
 from __future__ import annotations
 
-import csv
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from estimator import remote
+from estimator.data import load_rows, parse_row
 from estimator.errors import UserError
 from estimator.models import diffusion, hf_files, remote_shapes
 from estimator.models.architectures import (
@@ -22,7 +21,6 @@ from estimator.models.architectures import (
     COMPRESSED_PROJECTIONS,
     FAMILIES,
     LATENT_PROJECTIONS,
-    MLP_PROJECTIONS,
     PROJECTIONS,
     RECURRENT_PROJECTIONS,
 )
@@ -31,6 +29,7 @@ from estimator.models.reference import Kind, ModelRef, ModelSource
 from estimator.models.shape import ModelShape
 from estimator.models.spec import ModelSpec
 from estimator.names import did_you_mean
+from estimator.option_checks import check_type
 
 _log = logging.getLogger(__name__)
 
@@ -39,7 +38,6 @@ __all__ = [
     "COMPRESSED_PROJECTIONS",
     "FAMILIES",
     "LATENT_PROJECTIONS",
-    "MLP_PROJECTIONS",
     "PROJECTIONS",
     "RECURRENT_PROJECTIONS",
     "DiffusionSpec",
@@ -64,11 +62,18 @@ def find(name: str) -> ModelSpec:
 
     Raises UserError with similar names if there is none.
     """
+    _check_name(name)
     model = _table().get(_normal(name)) or diffusion.MODELS.get(_normal(name))
     if model is None:
         reason, advice = _nearest(name)
         raise UserError(f"There is no model {name!r} in the model table{reason}.", advice)
     return model
+
+
+def _check_name(name: object) -> None:
+    check_type("model", name, str, "Give a name, a Hugging Face id, or the path of a folder.")
+    if not str(name).strip():
+        raise UserError("The name of the model is empty.", "`finetune models` lists the known names.")
 
 
 def known(name: str) -> bool:
@@ -82,6 +87,7 @@ def locate(name: str) -> ModelSource:
     A name of the table takes precedence over a folder of that name (write ``./name`` for the folder), and an
     existing folder over a Hugging Face id. Raises UserError for a missing folder or an unknown name.
     """
+    _check_name(name)
     if name.startswith("s3://"):
         remote.s3_location(name)
         return ModelSource(kind="s3", name=name, location=name.rstrip("/"))
@@ -108,14 +114,14 @@ def locate(name: str) -> ModelSource:
     raise UserError(f"There is no model directory {name}.", "finetune models shows the known names.")
 
 
-def resolve(name: str, *, online: bool = False) -> ModelRef:
-    """Resolve the name of a model: its location and its shape.
+def resolve(name: str | Path, *, online: bool = False) -> ModelRef:
+    """Resolve the name of a model, or the path of its folder: its location and its shape.
 
     Used by ``finetune`` and by runs. Reads config.json of an s3:// URL; looks up a Hugging Face id in the
     table, in the Hub's local cache and, with ``online``, on the Hub. Raises UserError for an unavailable or
     invalid config.json.
     """
-    source = locate(name)
+    source = locate(str(name.absolute()) if isinstance(name, Path) else name)
     _log.debug("Model %s: %s %s", name, source.kind, source.location or "(generated)")
     return ModelRef(
         kind=source.kind, name=source.name, location=source.location, spec=_spec_of(source, online=online)
@@ -157,7 +163,10 @@ def _nearest(name: str) -> tuple[str, str]:
     """Return why a model has no name here ("" if that is unknown), and advice with similar names."""
     for prefix, (nearest, reason) in _unsupported().items():
         if _normal(name).startswith(prefix):
-            return f": {reason}", f"The nearest supported model: --model {nearest}"
+            return (
+                f": {reason}",
+                f"{'Use' if '/' in nearest else 'The nearest supported model:'} --model {nearest}",
+            )
     rows: dict[str, ModelSpec | DiffusionSpec] = {**_table(), **diffusion.MODELS}
     suggestion = did_you_mean(_normal(name), rows, shown={key: row.name for key, row in rows.items()})
     return "", f"{suggestion} A Hugging Face id or a local directory works too.".lstrip()
@@ -183,34 +192,21 @@ def _table() -> dict[str, ModelSpec]:
 @lru_cache(maxsize=1)
 def _unsupported() -> dict[str, tuple[str, str]]:
     """Return nearest supported model and reason of names that users ask for, by the name's beginning."""
-    with UNSUPPORTED.open(newline="", encoding="utf-8") as file:
-        return {row["name"]: (row["nearest"], row["reason"]) for row in csv.DictReader(file)}
+    return {row["name"]: (row["nearest"], row["reason"]) for row in load_rows(UNSUPPORTED)}
 
 
 @lru_cache(maxsize=1)
 def _models_by_key() -> dict[str, ModelSpec]:
     """Return the models by name, id and alias, as written in the table."""
     rows: dict[str, ModelSpec] = {}
-    with TABLE.open(newline="", encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            model = _from_row(row)
-            for key in (model.name, row["hf_id"], *row["aliases"].split()):
-                if key and rows.setdefault(key, model) is not model:
-                    raise ValueError(f"{TABLE.name}: {key} names two models")
+    for row in load_rows(TABLE):
+        model = _from_row(row)
+        for key in (model.name, row["hf_id"], *row["aliases"].split()):
+            if key and rows.setdefault(key, model) is not model:
+                raise ValueError(f"{TABLE.name}: {key} names two models")
     return rows
 
 
 def _from_row(row: Mapping[str, str]) -> ModelSpec:
-    values = {name: _parser(name)(text) for name, text in row.items() if text and name != "aliases"}
     family = FAMILIES.get(row["family"])
-    return ModelSpec(**{**(family.traits() if family else {}), **values})
-
-
-def _parser(field: str) -> Callable[[str], Any]:
-    """Return the parser of a column; columns are named like the fields of ModelShape."""
-    kind = ModelShape.__annotations__[field]
-    if kind.startswith("int"):
-        return int
-    if kind.startswith("float"):
-        return float
-    return (lambda text: text == "1") if kind == "bool" else str
+    return ModelSpec(**{**(family.traits() if family else {}), **parse_row(ModelShape, row)})

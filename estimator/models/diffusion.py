@@ -104,7 +104,7 @@ class DiffusionSpec(ModelSpec):
     def lora_parameters(
         self,
         rank: int,
-        targets: Iterable[str],  # noqa: ARG002 - these, and whose code it is, differ in language models alone
+        targets: Iterable[str],  # noqa: ARG002 - only language models use these
         *,
         family_code: bool = False,  # noqa: ARG002
         magnitudes: bool = False,  # noqa: ARG002

@@ -8,9 +8,10 @@ encoder-decoders, encoders with optional causal attention, and models of images 
 
 from __future__ import annotations
 
-import csv
 from functools import lru_cache
 from pathlib import Path
+
+from estimator.data import load_rows
 
 TABLE = Path(__file__).parents[1] / "data" / "untried_families.csv"
 
@@ -18,8 +19,7 @@ TABLE = Path(__file__).parents[1] / "data" / "untried_families.csv"
 @lru_cache(maxsize=1)
 def classes() -> dict[str, str]:
     """Return transformers' class for next-token prediction of each ``model_type``."""
-    with TABLE.open(newline="", encoding="utf-8") as file:
-        return {row["family"]: row["class"] for row in csv.DictReader(file)}
+    return {row["family"]: row["class"] for row in load_rows(TABLE)}
 
 
 def is_untried(family: str) -> bool:

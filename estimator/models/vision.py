@@ -62,124 +62,98 @@ def from_config(config: Mapping[str, Any], text_hidden: int) -> VisionShape | No
     layers, hidden, ffn, patch = (width if isinstance(width, int) and width > 0 else 0 for width in widths)
     if not (layers and hidden and ffn and patch):
         return None
-    family = str(config.get("model_type"))
-    read_family = _FAMILIES.get(family, _generic_tower)
-    return read_family(config, tower, layers, hidden, ffn, patch, text_hidden)
+    read_family = _FAMILIES.get(str(config.get("model_type")), _generic_tower)
+    return read_family(_Tower(config, tower, layers, hidden, ffn, patch, text_hidden))
 
 
-def _block(hidden: int, ffn: int) -> int:
-    """Parameters of a ViT's block: attention, MLP and two norms, all with biases."""
-    return 4 * hidden * (hidden + 1) + 2 * hidden * ffn + ffn + hidden + 4 * hidden
+@dataclass(frozen=True, slots=True)
+class _Tower:
+    """Widths of a vision tower, with the configuration that they are from."""
+
+    config: Mapping[str, Any]
+    values: Mapping[str, Any]  # vision_config in ``config``
+    layers: int
+    hidden: int
+    ffn: int
+    patch: int
+    text_hidden: int
+
+    @property
+    def side(self) -> int:
+        """Pixels of the side of an image."""
+        return int(self.values.get("image_size", 224))
+
+    @property
+    def block(self) -> int:
+        """Parameters of a ViT's block without its norms: attention and MLP, with biases."""
+        return 4 * self.hidden * (self.hidden + 1) + 2 * self.hidden * self.ffn + self.ffn + self.hidden
+
+    @property
+    def blocks(self) -> int:
+        """Parameters of all blocks, each with two norms."""
+        return self.layers * (self.block + 4 * self.hidden)
+
+    @property
+    def siglip(self) -> int:
+        """Parameters of SigLIP without its head: patches, positions, blocks, last norm."""
+        places = (self.side // self.patch) ** 2
+        return self.hidden * (3 * self.patch**2 + 1 + places + 2) + self.blocks
+
+    def shape(self, *, tiles: bool = False, tokens: int = 0, **values: int) -> VisionShape:
+        """Return the shape with the tower's widths."""
+        widths = {"layers": self.layers, "hidden": self.hidden, "ffn": self.ffn, "patch": self.patch}
+        return VisionShape(tiles=tiles, tokens=tokens, **widths, **values)
 
 
-def _siglip(tower: Mapping[str, Any], layers: int, hidden: int, ffn: int, patch: int) -> int:
-    """Parameters of SigLIP without its head: patches, positions, blocks, last norm."""
-    places = (int(tower.get("image_size", 224)) // patch) ** 2
-    return 3 * patch**2 * hidden + hidden + places * hidden + layers * _block(hidden, ffn) + 2 * hidden
-
-
-def _gemma3(
-    config: Mapping[str, Any],
-    tower: Mapping[str, Any],
-    layers: int,
-    hidden: int,
-    ffn: int,
-    patch: int,
-    text_hidden: int,
-) -> VisionShape:
-    head = hidden  # probe of the pooling head, which the language model does not use
-    head += 4 * hidden * (hidden + 1) + 2 * hidden * ffn + ffn + hidden + 2 * hidden
-    pooled = tower.get("vision_use_head", True) is not False
-    side = int(tower.get("image_size", 224))
-    tokens = int(config.get("mm_tokens_per_image", 256))
-    return VisionShape(
-        layers=layers,
-        hidden=hidden,
-        ffn=ffn,
-        patch=patch,
-        merge=max(1, round(side // patch / math.sqrt(tokens))),
-        side=side,
-        tiles=False,
+def _gemma3(tower: _Tower) -> VisionShape:
+    head = tower.hidden  # probe of the pooling head, which the language model does not use
+    head += tower.block + 2 * tower.hidden
+    pooled = tower.values.get("vision_use_head", True) is not False
+    tokens = int(tower.config.get("mm_tokens_per_image", 256))
+    return tower.shape(
+        merge=max(1, round(tower.side // tower.patch / math.sqrt(tokens))),
+        side=tower.side,
         tokens=tokens,
-        parameters=_siglip(tower, layers, hidden, ffn, patch) + head * pooled,
-        projector_parameters=hidden * text_hidden + hidden,
+        parameters=tower.siglip + head * pooled,
+        projector_parameters=tower.hidden * tower.text_hidden + tower.hidden,
     )
 
 
-def _idefics3(
-    config: Mapping[str, Any],
-    tower: Mapping[str, Any],
-    layers: int,
-    hidden: int,
-    ffn: int,
-    patch: int,
-    text_hidden: int,
-) -> VisionShape:
-    scale = int(config.get("scale_factor", 2))
-    return VisionShape(
-        layers=layers,
-        hidden=hidden,
-        ffn=ffn,
-        patch=patch,
+def _idefics3(tower: _Tower) -> VisionShape:
+    scale = int(tower.config.get("scale_factor", 2))
+    return tower.shape(
         merge=scale,
-        side=int(tower.get("image_size", 224)),
+        side=tower.side,
         tiles=True,
-        tokens=0,
-        parameters=_siglip(tower, layers, hidden, ffn, patch),
-        projector_parameters=hidden * scale**2 * text_hidden,
+        parameters=tower.siglip,
+        projector_parameters=tower.hidden * scale**2 * tower.text_hidden,
     )
 
 
-def _qwen3_vl(
-    _config: Mapping[str, Any],
-    tower: Mapping[str, Any],
-    layers: int,
-    hidden: int,
-    ffn: int,
-    patch: int,
-    text_hidden: int,
-) -> VisionShape:
-    merge, frames = int(tower.get("spatial_merge_size", 2)), int(tower.get("temporal_patch_size", 2))
-    merged, out_features = hidden * merge**2, int(tower.get("out_hidden_size", text_hidden))
-    mergers = len(tower.get("deepstack_visual_indexes", ()))
+def _qwen3_vl(tower: _Tower) -> VisionShape:
+    values, hidden = tower.values, tower.hidden
+    merge, frames = int(values.get("spatial_merge_size", 2)), int(values.get("temporal_patch_size", 2))
+    merged, out_features = hidden * merge**2, int(values.get("out_hidden_size", tower.text_hidden))
+    mergers = len(values.get("deepstack_visual_indexes", ()))
     layers_of_merger = merged * (merged + 1) + merged * out_features + out_features
-    parameters = 3 * frames * patch**2 * hidden + hidden + layers * _block(hidden, ffn)
-    return VisionShape(
-        layers=layers,
-        hidden=hidden,
-        ffn=ffn,
-        patch=patch,
+    parameters = 3 * frames * tower.patch**2 * hidden + hidden + tower.blocks
+    return tower.shape(
         merge=merge,
         side=0,
-        tiles=False,
-        tokens=0,
-        parameters=parameters + int(tower.get("num_position_embeddings", 2304)) * hidden,
+        parameters=parameters + int(values.get("num_position_embeddings", 2304)) * hidden,
         projector_parameters=(1 + mergers) * layers_of_merger + 2 * hidden + mergers * 2 * merged,
     )
 
 
-def _generic_tower(
-    config: Mapping[str, Any],
-    tower: Mapping[str, Any],
-    layers: int,
-    hidden: int,
-    ffn: int,
-    patch: int,
-    text_hidden: int,
-) -> VisionShape:
-    merge = int(tower.get("spatial_merge_size", config.get("spatial_merge_size", 1)))
-    fixed = "spatial_merge_size" not in tower and "spatial_merge_size" not in config
-    return VisionShape(
-        layers=layers,
-        hidden=hidden,
-        ffn=ffn,
-        patch=patch,
+def _generic_tower(tower: _Tower) -> VisionShape:
+    name = "spatial_merge_size"
+    merge = int(tower.values.get(name, tower.config.get(name, 1)))
+    fixed = name not in tower.values and name not in tower.config
+    return tower.shape(
         merge=merge,
-        side=int(tower.get("image_size", 0)) if fixed else 0,
-        tiles=False,
-        tokens=0,
-        parameters=_siglip(tower, layers, hidden, ffn, patch),
-        projector_parameters=hidden * merge**2 * text_hidden + text_hidden**2,
+        side=int(tower.values.get("image_size", 0)) if fixed else 0,
+        parameters=tower.siglip,
+        projector_parameters=tower.hidden * merge**2 * tower.text_hidden + tower.text_hidden**2,
     )
 
 

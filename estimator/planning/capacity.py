@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 import re
 from functools import lru_cache
 from pathlib import Path
 
+from estimator.data import load_rows
 from estimator.planning.places import Place
 
 TABLE = Path(__file__).parents[1] / "data" / "capacity.csv"
@@ -35,8 +35,7 @@ def _why_rare(cloud: str, name: str) -> str:
 def _rows() -> dict[str, list[tuple[re.Pattern[str], str]]]:
     """Return patterns of instance names, with the reason, by cloud."""
     rules: dict[str, list[tuple[re.Pattern[str], str]]] = {}
-    with TABLE.open(newline="", encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            pattern = re.compile(row["machines"], re.IGNORECASE)
-            rules.setdefault(row["cloud"], []).append((pattern, row["reason"]))
+    for row in load_rows(TABLE):
+        pattern = re.compile(row["machines"], re.IGNORECASE)
+        rules.setdefault(row["cloud"], []).append((pattern, row["reason"]))
     return rules

@@ -19,7 +19,7 @@ from estimator.planning.clusters import Survey, as_qlora, best_or_none, build_pl
 from estimator.planning.goals import Goals
 from estimator.planning.ranking import Rejection
 from estimator.planning.search import Candidate, describe_job
-from estimator.suggestions import Suggestion
+from estimator.suggestions import Suggestion, format_suggestion
 from estimator.vocabulary import ENGINES, LAUNCHED_ENGINES, METHODS, SHARDINGS, LaunchedOptimizer
 
 SHORTEST_SEQUENCE = 256  # shorter ones have room for little more than a prompt
@@ -44,7 +44,8 @@ def of_error(job: Job, error: CannotFit) -> Failure:
 
     Of several methods, the error of the one that needs the least memory is shown.
     """
-    rejection = Rejection(what=job.method, reason=error.problem.removesuffix("."), kind="method")
+    reason = error.shortage or error.problem.removesuffix(".")
+    rejection = Rejection(what=job.method, reason=reason, kind="method")
     return Failure(rejection, (0, -float(list(METHODS).index(job.method))), lambda: error)
 
 
@@ -53,6 +54,10 @@ def of_survey(survey: Survey) -> Failure:
     method = survey.job.method
     if survey.goal_misses and all(rejection.kind == "interruptions" for _, rejection in survey.goal_misses):
         return _interrupted(survey)
+    too_late = [item for item, rejection in survey.goal_misses if rejection.kind == "deadline"]
+    start_up = min((item.start_up_hours for item in too_late), default=0.0)
+    if start_up and start_up >= (survey.goals.deadline_hours or math.inf):
+        return _ends_before_training(survey, start_up)
     if survey.goal_misses:
         problem, nearest, suggestion = _goals_missed(survey)
         figure = (nearest.usd if "budget_usd" in suggestion else nearest.hours)(survey.tokens)
@@ -101,6 +106,21 @@ def _interrupted(survey: Survey) -> Failure:
                 "measured: --interruption-rate RATE."
             ),
         ),
+    )
+
+
+def _ends_before_training(survey: Survey, start_up: float) -> Failure:
+    """Build the failure of a deadline within the start-up of all machines. ``start_up``: hours, at least."""
+    deadline = f"--deadline-hours {survey.goals.deadline_hours:g}"
+    problem = f"{deadline} is shorter than the start-up of every machine: {format_duration(start_up * 3600)}"
+    _, fastest, suggestion = _goals_missed(survey)
+    price = fastest.usd(survey.tokens)
+    cost = f", for {format_usd(price)}" if price is not None else ""
+    advice = f"{fastest.hardware} would meet {format_suggestion(suggestion)}{cost}; more hours are cheaper."
+    return Failure(
+        Rejection(what=survey.job.method, reason=problem, kind="method"),
+        (0, fastest.hours(survey.tokens) or math.inf),
+        lambda: UserError(f"{problem} (new nodes, image and weights).", advice),
     )
 
 
@@ -178,11 +198,12 @@ def _memory_missed(survey: Survey, problem: str) -> CannotFit:
     suggestions = [
         suggestion for n, suggestion in enumerate(suggestions) if suggestion not in suggestions[:n]
     ]
+    machines = len({place.name for place in survey.places})
     return CannotFit(
         problem,
         example_plan=example_plan,
         suggestions=tuple(suggestions[:MOST_SUGGESTIONS]),
-        here=f"{len({place.name for place in survey.places})} instance types that match the options",
+        available=f"{machines} instance type{'s' * (machines != 1)} for these options",
     )
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from estimator.errors import UserError
 from estimator.formatting import format_usd
 from estimator.job import Job
-from estimator.names import unknown_choice
+from estimator.option_checks import check_above_zero, check_choice, check_count, check_names
 from estimator.planning.interruption_rates import check_rate
 
 if TYPE_CHECKING:
@@ -43,17 +42,20 @@ class Goals:
     max_gpus: int | None = None  # of all nodes
 
     def __post_init__(self) -> None:
-        for name in ("deadline_hours", "budget_usd"):
-            value = getattr(self, name)
-            if value is not None and not (math.isfinite(value) and value > 0):
-                raise UserError(f"{name} = {value!r} must be a number above 0.")
+        if self.deadline_hours is not None:
+            check_above_zero(
+                "deadline_hours", self.deadline_hours, "the hours from start-up to the last step"
+            )
+        if self.budget_usd is not None:
+            check_above_zero("budget_usd", self.budget_usd, "the USD that the complete job may cost")
         for name in ("tokens", "epochs", "dataset_tokens", "max_nodes", "max_gpus"):
             value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-                raise UserError(f"{name} = {value!r} must be a whole number above 0.")
+            if value is not None:
+                check_count(name, value)
+        for name in ("clouds", "instance_types"):
+            check_names(name, getattr(self, name))
         check_rate(self.interruption_rate)
-        if self.prefer not in PREFERENCES:
-            raise unknown_choice(f"prefer = {self.prefer!r}", self.prefer, PREFERENCES)
+        check_choice("prefer", self.prefer, PREFERENCES)
         if self.epochs is not None and self.dataset_tokens is None:
             raise UserError(
                 f"{self.epochs} epochs need the size of the dataset.",

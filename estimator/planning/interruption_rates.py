@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import math
 import re
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from estimator.errors import UserError
+from estimator.data import load_rows
+from estimator.option_checks import check_above_zero
 
 TABLE = Path(__file__).parents[1] / "data" / "interruptions.csv"
 
@@ -39,14 +38,12 @@ def rate_of(cloud: str | None, machine: str, user_rate: float | None = None) -> 
 
 def check_rate(rate: float | None) -> None:
     """Raise UserError for an invalid hourly rate."""
-    if rate is not None and not (math.isfinite(rate) and rate > 0):
-        raise UserError(
-            (f"--interruption-rate {rate} must be a number above 0: interruptions of one node per hour."),
-            "0.05 is once in 20 hours. Remove it if the rate is unknown.",
+    if rate is not None:
+        check_above_zero(
+            "interruption_rate", rate, "interruptions of one node per hour (0.05: one in 20 hours)"
         )
 
 
 @lru_cache(maxsize=1)
-def _rows() -> tuple[dict[str, str], ...]:
-    with TABLE.open(newline="", encoding="utf-8") as file:
-        return tuple(csv.DictReader(file))
+def _rows() -> list[dict[str, str]]:
+    return load_rows(TABLE)

@@ -5,13 +5,13 @@ Hints only: the best rate depends on data and model, and neither rule holds for 
 
 from __future__ import annotations
 
-import csv
 import math
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
+from estimator.data import load_rows, parse_row
 from estimator.job import Job
 from estimator.plan import LearningRate
 
@@ -57,15 +57,4 @@ def hints(job: Job) -> tuple[LearningRate, ...]:
 @lru_cache(maxsize=1)
 def references() -> dict[str, Reference]:
     """Read the published runs of ``data/learning_rates.csv``, by method."""
-    with TABLE.open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    return {
-        row["method"]: Reference(
-            method=row["method"],
-            batch=int(row["batch"]),
-            learning_rate=float(row["learning_rate"]),
-            run=row["run"],
-            source=row["source"],
-        )
-        for row in rows
-    }
+    return {row["method"]: Reference(**parse_row(Reference, row)) for row in load_rows(TABLE)}

@@ -150,12 +150,14 @@ def _on_gpus(job: Job, target: Target, machine: Machine, goals: Goals, evidence:
             for count, name, capacity, gpu, search in options
         ]
         shortage = min(shortages, key=lambda shortage: shortage.over)
-        raise _cannot_fit_here(
+        error = _cannot_fit_here(
             job,
             target,
             f"{describe_job(job)} does not fit on the available GPUs: {shortage}."
             + (" The GPUs differ: CUDA_VISIBLE_DEVICES selects some." if _differ(machine) else ""),
         )
+        error.shortage = shortage.reason
+        raise error
     (count, name, capacity, _, search), candidate = max(
         fitting, key=lambda item: item[1].speed.tokens_per_second or 0.0
     )
@@ -250,7 +252,7 @@ def _cannot_fit_here(job: Job, target: Target, problem: str) -> CannotFit:
             f"{request} more or larger nodes from the scheduler: `finetune plan` shows which would fit.",
             example_plan=cloud_plan,
             suggestions=tuple(suggestions),
-            here=describe(machine) if machine else "",
+            available=describe(machine) if machine else "",
         )
     if target.kind != "local":
         return CannotFit(
@@ -272,7 +274,7 @@ def _cannot_fit_here(job: Job, target: Target, problem: str) -> CannotFit:
         problem,
         example_plan=cloud_plan,
         suggestions=tuple(suggestions),
-        here=describe(machine) if machine else "",
+        available=describe(machine) if machine else "",
     )
 
 

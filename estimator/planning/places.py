@@ -192,10 +192,8 @@ def _clouds(target: Target, goals: Goals) -> tuple[str, ...]:
 def _catalogue_place(item: Instance, spot: bool) -> Place:
     price = item.spot_usd_per_hour if spot else item.usd_per_hour
     kind = "spot" if spot else "on demand"
-    region = f"{item.cloud} {item.region}" if item.region else item.cloud
-    source = f"{kind}, {region}, " + (
-        f"prices of {item.price_date}" if item.price_date else item.price_source
-    )
+    region = f"{item.cloud} {item.price_region}" if item.price_region else item.cloud
+    source = f"{kind}, {region}, " + (f"prices of {item.price_day}" if item.price_day else item.price_source)
     return Place(
         name=item.name,
         gpu=hardware.gpu(item.gpu),

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
+from types import NoneType
 from typing import TYPE_CHECKING
 
 from estimator import hardware
@@ -18,6 +19,7 @@ from estimator.engines.support import jobs_by_engine, unlaunchable_processes, un
 from estimator.errors import CannotFit, UserError
 from estimator.formatting import format_count, format_list
 from estimator.job import DEFAULT_BATCH, Job, Target
+from estimator.option_checks import check_count, check_type
 from estimator.plan import Plan
 from estimator.planning.capacity import why_rare
 from estimator.planning.clusters import Survey, rank_plans, survey_places
@@ -83,9 +85,12 @@ def plans(
     catalogue:
         GPUs and instance types, instead of the shipped tables.
     """
+    check_type("job", job, Job, "Write Job(model=models.find(NAME)).")
+    check_type("target", target, Target, 'Write Target(kind="catalogue").')
+    check_type("goals", goals, (Goals, NoneType), "Write Goals(tokens=10**9, deadline_hours=8).")
+    check_type("catalogue", catalogue, (hardware.Catalogue, NoneType), "Use hardware.catalogue(Path(FILE)).")
+    check_count("top", top)
     goals = goals or Goals()
-    if top < 1:
-        raise UserError(f"top = {top!r} must be a whole number above 0.")
     evidence = Evidence(calibration=calibration, bandwidth=bandwidth)
     with hardware.using(catalogue) if catalogue is not None else contextlib.nullcontext():
         return _plans(job, target, goals, top, evidence)
@@ -169,7 +174,7 @@ def _plan_method(
             outcome = _plan_engines_locally(group, target, goals, evidence, skipped)
         else:
             outcome = _plan_engines(group, target, goals, top, evidence, skipped)
-        masters = f"{format_list([job.engine for job in group])}, with fp32 master weights, would"
+        masters = f"with fp32 master weights, {format_list([job.engine for job in group])} would"
         if isinstance(outcome, Failure):
             failures.append(outcome)
             skipped = f"{masters} not fit"

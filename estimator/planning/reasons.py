@@ -66,7 +66,7 @@ def _precision(job: Job, layout: Layout) -> str:
     if layout.precision == "fp32":
         if job.precision == "fp32":
             return "precision fp32, as requested"
-        return f"precision fp32: {'CPUs' if layout.device == 'cpu' else 'this GPU'} without fast bf16"
+        return f"precision fp32: {'CPUs have' if layout.device == 'cpu' else 'this GPU has'} no fast bf16"
     if layout.precision == fp16.PRECISION:
         reason = "as requested" if job.precision == fp16.PRECISION else "this GPU has no bf16"
         return f"precision fp16 with loss scaling, trained weights in fp32: {reason}"
@@ -152,8 +152,8 @@ def _sharding(job: Job, layout: Layout) -> str:
         )
     if layout.sharding == "shard_grad_op":
         return (
-            f"FSDP: gradients and optimizer sharded over {setup.shard} processes; weights, sharded as well, "
-            "stay gathered from the forward pass to the end of the backward pass"
+            f"FSDP grad-op: weights, gradients and optimizer sharded over {setup.shard} processes; weights "
+            "stay gathered between the forward and the backward pass"
         )
     if stage is None and layout.world_size == 1:
         return "FSDP in one process: 16-bit copies of one block's weights at a time, which need less memory"

@@ -13,6 +13,7 @@ from estimator.formatting import (
     format_parameters,
     format_usd,
 )
+from estimator.option_checks import check_type
 from estimator.plan import Layout, LearningRate, Plan, Prediction, Request
 from estimator.setup import Setup
 from estimator.vocabulary import SHARDINGS, TASKS
@@ -26,6 +27,7 @@ def render(plan: Plan, width: int = 100, *, hints: bool = False) -> str:
 
     ``hints``: with hints for values that the plan does not set.
     """
+    check_type("plan", plan, Plan, "Give a result of plan(), or ranking.best of plans().")
     method = plan.method if plan.task == "sft" else f"{plan.method} {plan.task}"
     lines = [f"Plan: {plan.model}, {method} with {plan.engine} ({format_parameters(plan.parameters)})"]
     lines += _row("Where", _where(plan), width)
@@ -115,8 +117,9 @@ def describe_batch(layout: Layout | Setup) -> str:
 
 
 def describe_gpus(request: Request) -> str:
-    """Format the number and type of all GPUs, and the instance type if it is known."""
-    machine = f" on {request.instance_type} ({request.cloud})" if request.instance_type else ""
+    """Format the number and type of all GPUs, and the machines if known: "16x L4 on 2 g6.48xlarge (aws)"."""
+    count = f"{request.nodes} " if request.nodes > 1 else ""
+    machine = f" on {count}{request.instance_type} ({request.cloud})" if request.instance_type else ""
     return f"{request.nodes * request.gpus_per_node}x {request.gpu_type}{machine}"
 
 

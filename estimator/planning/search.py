@@ -84,6 +84,11 @@ class Candidate:
         return self.place.usd_per_hour * self.layout.nodes * share
 
     @property
+    def start_up_hours(self) -> float:
+        """Hours from the request of the nodes to the first step; 0 if they are available."""
+        return self.start_up.hours if self.start_up is not None else 0.0
+
+    @property
     def idle_gpus(self) -> int:
         """GPUs that are paid but not used."""
         if self.place is None or self.place.shared or not self.place.name:
@@ -104,7 +109,7 @@ class Candidate:
             return None
         if self.interruptions is not None:
             trained = wall_hours(trained, self.interruptions)
-        return trained + (self.start_up.hours if self.start_up is not None else 0.0)
+        return trained + self.start_up_hours
 
     def training_hours(self, tokens: int | None) -> float | None:
         """Return hours of training and evaluations for this many tokens; None if unknown."""
@@ -123,8 +128,7 @@ class Candidate:
     def _failed_hours(self) -> float:
         """Expected hours lost to out-of-memory failures: each costs a start-up and a new plan."""
         risk = min(self.memory.out_of_memory_risk or 0.0, 0.99)
-        start = self.start_up.hours if self.start_up is not None else 0.0
-        return risk / (1 - risk) * (start + REPLAN_HOURS)
+        return risk / (1 - risk) * (self.start_up_hours + REPLAN_HOURS)
 
     def expected_hours(self, tokens: int | None) -> float | None:
         """Return hours for this many tokens, with out-of-memory failures; None if unknown."""
@@ -196,14 +200,14 @@ class Search:
         self.accepts_tight = accepts_tight
         self.ladders = Ladders(job, precision, device)
         self.evidence = evidence or Evidence()
-        self._decided: dict[tuple[Device, LaunchedPrecision, Sharding], Job] = {}
+        self._decided_jobs: dict[tuple[Device, LaunchedPrecision, Sharding], Job] = {}
         self._setups: dict[Layout, Setup] = {}
         self._states: dict[tuple[int, int, Spread], int] = {}
         self._estimates: dict[tuple[Layout, str | None], MemoryEstimate] = {}
-        self._needed: dict[Layout, tuple[int, tuple[int, int]]] = {}
+        self._layout_needs: dict[Layout, tuple[int, tuple[int, int]]] = {}
         self._speeds: dict[tuple[object, ...], throughput.Speed] = {}
-        self._measured: dict[str | None, bool] = {}
-        self._needs: dict[tuple[int, int, str | None], int] = {}
+        self._has_measurements: dict[str | None, bool] = {}
+        self._smallest_needs: dict[tuple[int, int, str | None], int] = {}
         self._total_state_bytes: int | None = None
         self._fitting: dict[tuple[object, ...], list[Layout]] = {}
 
@@ -225,7 +229,9 @@ class Search:
         near_fastest = [i for i, rate in enumerate(rates) if rate * (1 + TIE_MARGIN) >= fastest]
         # Ladders are sorted without checkpointing first and with the least sharding first, which decides ties
         chosen = min(near_fastest, key=lambda i: (complexity(layouts[i]), -rates[i]))
-        layout, speed = self._recomputing_less(layouts[chosen], speeds[chosen], capacity, gpu, place)
+        layout, speed = self._with_partial_recomputation(
+            layouts[chosen], speeds[chosen], capacity, gpu, place
+        )
         estimate = self.estimate(layout, gpu).with_capacity(capacity)
         # Hardware of the user is available
         start_up_hours = start_up(place, nodes, self.job.model) if place is not None and place.name else None
@@ -242,7 +248,7 @@ class Search:
             evaluated_tokens=self.job.evaluated_sequences * self.job.seq_len,
         )
 
-    def _recomputing_less(
+    def _with_partial_recomputation(
         self, layout: Layout, speed: throughput.Speed, capacity: int, gpu: Gpu | None, place: Place | None
     ) -> tuple[Layout, throughput.Speed]:
         """Return the fastest of a layout and of variants with partial recomputation, with its speed.
@@ -312,12 +318,12 @@ class Search:
     ) -> Shortage:
         """Return the shortage of the layout that needs the least memory on ``hardware_name``."""
         key = (nodes, processes, self._measured_on(gpu))
-        if key not in self._needs:
+        if key not in self._smallest_needs:
             # Compare the products with the smallest states, then the smallest activations
             lean = sorted(
                 self.ladders.of(nodes, processes),
                 key=lambda ladder: (
-                    self._least(ladder, gpu),
+                    self._least_bytes(ladder, gpu),
                     not ladder.checkpointing,
                     -ladder.spread.model_parallel,
                 ),
@@ -325,8 +331,8 @@ class Search:
             rungs = [self.ladders.rung(ladder) for ladder in lean[:MAX_LEAN_LAYOUTS]]
             needs = [least_capacity(*self._needs_of(rung, gpu)) for rung in rungs]
             share = -(-self.total_state_bytes(gpu) // (nodes * processes))
-            self._needs[key] = max(min(needs), share)
-        return Shortage(hardware=hardware_name, needs=self._needs[key], has=capacity)
+            self._smallest_needs[key] = max(min(needs), share)
+        return Shortage(hardware=hardware_name, needs=self._smallest_needs[key], has=capacity)
 
     def estimate(self, layout: Layout, gpu: Gpu | None = None) -> MemoryEstimate:
         """Return the memory of one process in a layout, corrected by earlier runs on that GPU, if any."""
@@ -343,9 +349,9 @@ class Search:
         """Return the training step of a layout."""
         if layout not in self._setups:
             key = (layout.device, layout.precision, layout.sharding)
-            if key not in self._decided:
-                self._decided[key] = automatic.with_choices(self.job, *key)
-            self._setups[layout] = setup_of(self._decided[key], layout)
+            if key not in self._decided_jobs:
+                self._decided_jobs[key] = automatic.with_choices(self.job, *key)
+            self._setups[layout] = setup_of(self._decided_jobs[key], layout)
         return self._setups[layout]
 
     def total_state_bytes(self, gpu: Gpu | None) -> int:
@@ -374,9 +380,9 @@ class Search:
         calibration, name = self.evidence.calibration, gpu.name if gpu else None
         if calibration is None:
             return False
-        if name not in self._measured:
-            self._measured[name] = calibration.of(self._on_one_gpu(), name) is not None
-        return self._measured[name]
+        if name not in self._has_measurements:
+            self._has_measurements[name] = calibration.of(self._on_one_gpu(), name) is not None
+        return self._has_measurements[name]
 
     def _measured_on(self, gpu: Gpu | None) -> str | None:
         """Return the GPU's name if runs on it correct the memory formulas, otherwise None."""
@@ -426,7 +432,9 @@ class Search:
 
         For a pipeline all that fit, as fewer idle stages may be faster.
         """
-        if self._least(ladder, gpu) > capacity or not self._fits(self.ladders.rung(ladder), capacity, gpu):
+        if self._least_bytes(ladder, gpu) > capacity or not self._fits(
+            self.ladders.rung(ladder), capacity, gpu
+        ):
             return ()
         largest = self._largest(ladder, lambda layout: self._fits(layout, capacity, gpu))
         first = 0 if ladder.spread.pipeline > 1 else largest
@@ -463,12 +471,12 @@ class Search:
         if self._is_measured(gpu):
             estimate = self.estimate(layout, gpu)
             return estimate.needs_bytes, estimate.needs_range
-        if layout not in self._needed:
+        if layout not in self._layout_needs:
             needed, _ = memory.needs(self.setup(layout))
-            self._needed[layout] = (needed.likely_bytes, (needed.lower_bytes, needed.upper_bytes))
-        return self._needed[layout]
+            self._layout_needs[layout] = (needed.likely_bytes, (needed.lower_bytes, needed.upper_bytes))
+        return self._layout_needs[layout]
 
-    def _least(self, ladder: Ladder, gpu: Gpu | None) -> int:
+    def _least_bytes(self, ladder: Ladder, gpu: Gpu | None) -> int:
         """Return the bytes of the states, a lower limit for all layouts of the same spread."""
         if self._is_measured(gpu):
             return 0  # measured runs may be below the formulas

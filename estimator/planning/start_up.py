@@ -6,11 +6,11 @@ weights, 2 bytes per parameter, at the slower rate of network and disk.
 
 from __future__ import annotations
 
-import csv
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from estimator.data import load_rows
 from estimator.models import ModelSpec
 from estimator.plan import MIB, StartUp
 from estimator.planning.places import Place
@@ -48,8 +48,7 @@ def start_up(place: Place, nodes: int, model: ModelSpec) -> StartUp:
 @lru_cache(maxsize=8)
 def rates_of(cloud: str | None) -> Rates:
     """Return the rates of a cloud from the table, otherwise its default row (``*``)."""
-    with TABLE.open(newline="", encoding="utf-8") as file:
-        rows = {(row["what"], row["cloud"]): float(row["value"]) for row in csv.DictReader(file)}
+    rows = {(row["what"], row["cloud"]): float(row["value"]) for row in load_rows(TABLE)}
 
     def value(name: str) -> float:
         return rows.get((name, cloud or "*"), rows[(name, "*")])

@@ -71,10 +71,10 @@ def render_cannot_fit(error: CannotFit, command: str) -> str:
     ``command``: the command line of the user; each suggestion is that command with its changes.
     """
     lines = textwrap.wrap(error.problem, WIDTH)
-    if error.here:
-        lines += _row("Here", error.here)
+    if error.available:
+        lines += _row("Available", error.available)
     if error.example_plan is not None:
-        lines += ["", "It would run as:", render_summary(error.example_plan)]
+        lines += ["", "A plan that fits:", render_summary(error.example_plan)]
     if error.suggestions:
         try:
             arguments = shlex.split(command)
@@ -147,6 +147,8 @@ def _alternative(plan: Plan) -> str:
     facts = [f"{describe_gpus(plan.request)}, {plan.method}"]
     if prediction.tokens_per_second is not None:
         facts.append(f"{prediction.tokens_per_second:,.0f} tokens/s")
+    else:
+        facts.append("speed unknown")
     if prediction.usd_per_hour is not None:
         facts.append(f"{format_usd(prediction.usd_per_hour)} per hour")
     per_million = usd_per_million_tokens(plan)

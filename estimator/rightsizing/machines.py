@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 from estimator import hardware
+from estimator.data import load_rows
 from estimator.errors import UserError
 from estimator.formatting import GIB, MIB, format_bytes
 from estimator.hardware import Gpu
@@ -200,8 +200,7 @@ def usd_per_hour(sizes: Sizes) -> float | None:
 @lru_cache(maxsize=1)
 def _cpu_machines() -> tuple[tuple[int, float, float], ...]:
     """Return the rows of (cores, bytes of memory, USD per hour)."""
-    with CPU_MACHINES.open(newline="", encoding="utf-8") as file:
-        return tuple(
-            (int(row["cpu"]), float(row["memory_gib"]) * GIB, float(row["usd_per_hour"]))
-            for row in csv.DictReader(file)
-        )
+    return tuple(
+        (int(row["cpu"]), float(row["memory_gib"]) * GIB, float(row["usd_per_hour"]))
+        for row in load_rows(CPU_MACHINES)
+    )

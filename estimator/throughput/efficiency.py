@@ -7,13 +7,13 @@ is measured (``data/gpus.csv``); the share of it that training reaches is fitted
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
+from estimator.data import load_rows
 from estimator.formatting import format_count
 from estimator.hardware.catalogue import Gpu
 from estimator.setup import Setup
@@ -131,14 +131,12 @@ def recipes(setup: Setup, gpu: Gpu) -> tuple[str, str]:
 @lru_cache(maxsize=1)
 def published() -> Efficiency:
     """Return the coefficients that ship with the package."""
-    with TABLE.open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
     return Efficiency(
         {
             (row["coefficient"], row["scope"]): Coefficient(
                 float(row["value"]), int(row["rows"]), row["source"]
             )
-            for row in rows
+            for row in load_rows(TABLE)
         }
     )
 

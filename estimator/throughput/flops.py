@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from estimator.memory import implementations
-from estimator.memory.activations import broadcasts_keys
+from estimator.memory.activations.attention import broadcasts_keys
 from estimator.models import parameters
 from estimator.models.spec import ModelSpec
 from estimator.setup import Setup

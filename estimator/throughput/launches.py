@@ -7,11 +7,11 @@ compiled blocks, to what lies outside of the blocks, and to the optimizer.
 
 from __future__ import annotations
 
-import csv
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
+from estimator.data import load_rows
 from estimator.setup import Setup
 from estimator.throughput.efficiency import kernels
 
@@ -66,8 +66,7 @@ def of_optimizer(setup: Setup) -> int:
 @lru_cache(maxsize=1)
 def _counts() -> dict[tuple[str, str, str], int]:
     """Read the launches of both passes by fusion, method and part."""
-    with TABLE.open(newline="", encoding="utf-8") as file:
-        return {
-            (row["fusion"], row["method"], row["part"]): int(row["forward"]) + int(row["backward"])
-            for row in csv.DictReader(file)
-        }
+    return {
+        (row["fusion"], row["method"], row["part"]): int(row["forward"]) + int(row["backward"])
+        for row in load_rows(TABLE)
+    }

@@ -34,7 +34,6 @@ DAY_S = 86_400.0
 STOPS_S = DAY_S  # age up to which a failure stops runs; later the cluster may have been repaired
 BANDWIDTH_S = 30 * DAY_S  # age up to which a measured bandwidth is used
 IGNORE_VARIABLE = "METAFLOW_RUN_IGNORE_CHECKLIST"
-MIB = 2**20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

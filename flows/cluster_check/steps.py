@@ -23,7 +23,7 @@ from checklist.past_runs import History
 from checklist.result import Result
 from checklist.run import local
 from checklist.run.rendezvous import of_node
-from checklist.verdict import judge
+from checklist.verdict import judge_with_options
 from decorators._metaflow import FinetuneError, in_container, waits_for_other_nodes
 from decorators.node_request import store_pod_failures
 from decorators.past_runs import NeverRunError, ended_tasks, read_for, runs_of
@@ -177,15 +177,15 @@ class PastRuns:
     notes: tuple[str, ...] = ()
 
 
-def read_past_runs(flow: str, cluster: str, run_id: str, *, limit_s: float = HISTORY_S) -> PastRuns:
+def read_past_runs(flow: str, cluster: str, run_id: str) -> PastRuns:
     """Read the results of the newest earlier runs of this flow on this cluster, through Metaflow's client.
 
-    Never raises and returns within ``limit_s``: unreadable runs are skipped with a note.
+    Never raises and returns within ``HISTORY_S``: unreadable runs are skipped with a note.
     """
     runs: list[past_runs.PastRun] = []
     problems: list[str] = []
-    in_time = read_for(limit_s, lambda over: _read_past(flow, cluster, run_id, runs, problems, over))
-    notes = [] if in_time else [f"Reading earlier runs stopped after {limit_s:g} s."]
+    in_time = read_for(HISTORY_S, lambda over: _read_past(flow, cluster, run_id, runs, problems, over))
+    notes = [] if in_time else [f"Reading earlier runs stopped after {HISTORY_S:g} s."]
     finished, unread = tuple(runs), tuple(problems)  # the thread may still append to its lists
     history = past_runs.fold(finished, unread)
     count = "1 earlier run" if len(finished) == 1 else f"{len(finished)} earlier runs"
@@ -234,20 +234,12 @@ def judge_run(
     run_config: RunConfig, measured: Measurements, past: PastRuns, open_suspicions: Iterable[Suspicion] = ()
 ) -> Result:
     """Return the run's result, compared with its history."""
-    result = judge(
+    result = judge_with_options(
         measured,
-        checks=run_config.options.checks,
+        run_config.options,
+        past.history,
         thresholds=table_of(run_config.thresholds),
-        history=past.history.records,
-        open_failures=past.history.open_failures,
-        sightings=past.history.sightings,
-        pairs_seen=past.history.pairs_seen,
-        accept_baseline=run_config.options.accept_baseline,
-        system=run_config.options.system,
-        expect=run_config.options.expect,
-        suspects=run_config.options.suspects,
         reference=run_config.reference,
-        reference_node=run_config.options.reference_node,
     )
     return replace(result, notes=(*result.notes, *suspicions.notes(open_suspicions), *past.notes))
 

@@ -16,7 +16,7 @@ ModelArgument = Annotated[
     str | None,
     typer.Argument(
         metavar="[RUN|FOLDER|NAME]",
-        help="Run id or its last digits, folder of a model or adapter, or model name. "
+        help="Run id or its last digits, folder of a model or adapter, or model name "
         "[default: the newest run]",
     ),
 ]
@@ -25,10 +25,10 @@ ModelArgument = Annotated[
 def chat(
     model: ModelArgument = None,
     once: Annotated[
-        bool, typer.Option("--once", help="Read one message from standard input, print the answer, end.")
+        bool, typer.Option("--once", help="Read one message from standard input, print the answer and exit.")
     ] = False,
     with_base: Annotated[
-        bool, typer.Option("--with-base", help="Show the answer of the model before training too.")
+        bool, typer.Option("--with-base", help="Also show the answer of the model before training.")
     ] = False,
     image: Annotated[
         list[Path] | None,
@@ -38,23 +38,31 @@ def chat(
         ),
     ] = None,
     system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 512,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of tokens per answer.")] = 512,
     temperature: Annotated[
         float | None,
-        typer.Option(min=0, help="Sampling temperature; 0 is greedy. [default: the model's own]"),
+        typer.Option(min=0, help="Sampling temperature; 0 is greedy [default: the model's own]"),
     ] = None,
     top_p: Annotated[
-        float | None, typer.Option(min=0, max=1, help="Nucleus sampling. [default: the model's own]")
+        float | None,
+        typer.Option(
+            min=0,
+            max=1,
+            help="Nucleus sampling: total probability of the sampled tokens [default: the model's own]",
+        ),
     ] = None,
     top_k: Annotated[
-        int | None, typer.Option(min=1, help="Tokens to draw from. [default: the model's own]")
+        int | None,
+        typer.Option(min=1, help="Number of most likely tokens to sample from [default: the model's own]"),
     ] = None,
     repetition_penalty: Annotated[
-        float | None, typer.Option(min=0.1, help="Penalty of repeated tokens. [default: the model's own]")
+        float | None,
+        typer.Option(min=0.1, help="Penalty of repeated tokens; 1 is none [default: the model's own]"),
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of sampling, applied to each answer.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Random seed of each answer.")] = None,
     device: Annotated[
-        Literal["auto", "cuda", "cpu"], typer.Option(help="auto: GPUs if there are any.")
+        Literal["auto", "cuda", "cpu"],
+        typer.Option(help="Device: auto (GPUs if there are any), cuda or cpu."),
     ] = "auto",
 ) -> None:
     """Chat with a finished model, with the chat template and end tokens it was trained with."""

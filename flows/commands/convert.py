@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -16,18 +17,25 @@ if TYPE_CHECKING:
 
 
 def convert(
-    file: Annotated[Path, typer.Argument(help="YAML file of axolotl, LLaMA-Factory, TRL or torchtune.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="YAML file of axolotl, LLaMA-Factory, TRL or torchtune.")
+    ],
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Write the settings here. [default: standard output]"),
+        typer.Option("--output", "-o", help="File for the settings [default: standard output]"),
     ] = None,
     gpus: Annotated[
-        int, typer.Option(min=1, help="Processes that it ran on: they make up the global batch.")
+        int,
+        typer.Option(
+            min=1, help="Number of GPUs that the configuration was made for; the global batch follows."
+        ),
     ] = 1,
     task: Annotated[
-        str | None, typer.Option(help="Task of a TRL file: sft, dpo, orpo, kto, grpo. [default: sft]")
+        str | None, typer.Option(help="Task of a TRL file: sft, dpo, orpo, kto, grpo [default: sft]")
     ] = None,
-    plan: Annotated[bool, typer.Option("--plan", help="Plan the settings; needs --output.")] = False,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Also print the plan of the settings; needs --output.")
+    ] = False,
 ) -> None:
     """Translate a configuration of axolotl, LLaMA-Factory, TRL or torchtune into settings.
 
@@ -51,7 +59,7 @@ def convert(
         write_text(output, text)
     print(report(conversion), file=sys.stderr, flush=True)
     if output is not None:
-        print(f"next: finetune run {output}", file=sys.stderr, flush=True)
+        print(f"next: finetune run {quote(str(output))}", file=sys.stderr, flush=True)
     if plan:
         from flows.commands.flow_commands import run
 

@@ -17,9 +17,11 @@ ALL = "all"
 
 def costs(
     by: Annotated[str, typer.Option(help="Group the costs by user, team or model.")] = "user",
-    since: Annotated[str, typer.Option(help="Runs started since: 30d, 12h, 2w, or a date.")] = "30d",
+    since: Annotated[
+        str, typer.Option(help="Only runs started since then: 30d, 12h, 2w, or a date.")
+    ] = "30d",
     flow: Annotated[
-        list[str] | None, typer.Option(help="A flow's name; may be repeated. [default: all of this package]")
+        list[str] | None, typer.Option(help="Name of a flow; repeatable [default: all flows of this package]")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object for each row.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print the rows as CSV.")] = False,

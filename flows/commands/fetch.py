@@ -20,10 +20,16 @@ def fetch(
     dataset: Annotated[str | None, common("dataset")] = None,
     overrides: Annotated[
         list[str] | None,
-        Option("--set", help="Set any setting by its dotted name, e.g. task=dpo; repeatable."),
+        Option("--set", help="Any setting by its dotted name, e.g. task=dpo; repeatable."),
     ] = None,
     output: Annotated[
-        Path, Option("--output", "-o", help="Folder for the files; the nodes of the run must see it.")
+        Path,
+        Option(
+            "--output",
+            "-o",
+            metavar="DIR",
+            help="Folder for the files, which the run's nodes must be able to read.",
+        ),
     ] = Path("fetched"),
 ) -> None:
     """Fetch weights, tokenizer and data of a run where there is internet access, and check them.

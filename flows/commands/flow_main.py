@@ -10,7 +10,7 @@ from decorators._metaflow import command_names, main, run_parameters
 from estimator import logs
 from estimator.errors import USER_ERROR_STATUS, UserError
 from estimator.names import did_you_mean
-from estimator.terminal import print
+from estimator.terminal import ended_by_closed_pipe, print
 from flows.commands.flow_commands import FLOWS, command_line, split_arguments
 from flows.commands.run_logs import recorded_launch
 from flows.commands.run_options import HELP, HELP_ALL, OF_METAFLOW
@@ -52,7 +52,8 @@ def _run_arguments(
             _check_command(flow, args[0])
         return list(args)
     if HELP & set(run_options):
-        print(help_page(command_line(sys.argv[0], ["run"]), HELP_ALL in run_options))
+        with ended_by_closed_pipe():
+            print(help_page(command_line(sys.argv[0], ["run"]), HELP_ALL in run_options))
         raise SystemExit(0)
     parameters, switches = run_parameters(flow)
     return [*options, "run", *translate(run_options[1:], set(parameters), {*switches, *OF_METAFLOW})]

@@ -66,7 +66,7 @@ def _costs_of(flow: str, since: datetime) -> list[RunCost] | None:
 
 
 def _cost(run: Any) -> RunCost:
-    settings, plan = (_readable(run, "start", name) for name in ("used_settings", "plan"))
+    settings, plan = (_readable(run, name) for name in ("used_settings", "plan"))
     team = settings.resources.team if isinstance(settings, Settings) else None
     user = next((tag.partition(":")[2] for tag in run.tags if tag.startswith("user:")), UNNAMED)
     return RunCost(
@@ -83,10 +83,10 @@ def _cost(run: Any) -> RunCost:
     )
 
 
-def _readable(run: Any, step: str, name: str) -> Any | None:
-    """Return an artifact; None if there is none, or if another version of this package pickled it."""
+def _readable(run: Any, name: str) -> Any | None:
+    """Return an artifact of ``start``; None without it, or if another version of this package pickled it."""
     try:
-        artifacts = _artifacts(run, step, name)
+        artifacts = _artifacts(run, "start", name)
     except (AttributeError, ImportError, TypeError, ValueError):
         return None
     return artifacts[name] if artifacts is not None else None

@@ -18,7 +18,7 @@ _UNKNOWN = "-"
 
 def rightsize(
     flow: Annotated[
-        str | None, typer.Argument(metavar="[FLOW]", help="A flow's name. [default: all flows]")
+        str | None, typer.Argument(metavar="[FLOW]", help="Name of a flow [default: all flows]")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object for each step.")] = False,
 ) -> None:

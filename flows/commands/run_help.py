@@ -7,7 +7,7 @@ import json
 from estimator.cli.common import COMMON
 from estimator.cli.help import EXAMPLES, GROUPS, Line, page
 from flows.commands.run_options import OF_METAFLOW
-from launchers.settings import default_of, help_of
+from launchers.settings import default_of, help_of, type_of
 from launchers.settings.options import setting_options
 
 HELP_OPTIONS = (
@@ -74,14 +74,28 @@ def _option(name: str) -> str:
 
 def _default(setting: str) -> str:
     value = default_of(setting)
-    if value in (None, False, "", (), {}):
+    if value is None or value is False or value in ("", (), {}):
         return ""
     if setting in ("activation_checkpointing", "packing", "optimizer.lr", "checkpoint_every") and value in (
         "auto",
         0,
     ):
         return ""  # the help in COMMON describes the default
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
     return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def _names(option: str, setting: str) -> str:
+    """Return an option with the values that it takes: ``--log-every N|auto``, ``--packing/--no-packing``."""
+    kind = type_of(setting)
+    if kind.startswith("true or false"):
+        return option if default_of(setting) is False else f"{option}/--no-{option.removeprefix('--')}"
+    several = ",..." if kind.startswith("list of ") else ""
+    values = kind.removeprefix("list of ").replace(", ", "|").replace(" or ", "|")
+    for word, metavar in (("integer", "N"), ("number", "N"), ("text", "TEXT"), ("mapping", "MAPPING")):
+        values = values.replace(word, metavar)
+    return f"{option} {values}{several}"
 
 
 def _add_settings(groups: dict[str, list[Line]]) -> None:
@@ -89,6 +103,7 @@ def _add_settings(groups: dict[str, list[Line]]) -> None:
     shown = {_option(name) for name in HELP_OPTIONS}
     for option, setting in setting_options().items():
         if option not in shown:
-            section = setting.rpartition(".")[0] or "other settings"
-            line = Line(names=option, text=help_of(setting), default=_default(setting))
-            groups.setdefault(section, []).append(line)
+            section = setting.rpartition(".")[0]
+            heading = help_of(section).rstrip(".") if section else "Other settings"
+            line = Line(names=_names(option, setting), text=help_of(setting), default=_default(setting))
+            groups.setdefault(heading, []).append(line)

@@ -23,16 +23,20 @@ BASE = "base"  # name for the model before training in the list of runs
 def runs(
     chosen: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[RUN]...", help="Ids of runs, or their last digits. [default: the newest]"),
+        typer.Argument(metavar="[RUN]...", help="Ids of runs, or their last digits [default: the newest]"),
     ] = None,
-    flow: Annotated[str, typer.Option(help="The flow's name: RejectionFlow, LinearFinetuneFlow.")] = FLOW,
+    flow: Annotated[
+        str, typer.Option(help="Name of the flow: FinetuneFlow, RejectionFlow or LinearFinetuneFlow.")
+    ] = FLOW,
     last: Annotated[int, typer.Option(min=1, help="Number of newest runs, if none is named.")] = DEFAULT_RUNS,
-    html: Annotated[Path | None, typer.Option(help="Write a page with curves and all figures.")] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Write an HTML page with curves and all values to this file.")
+    ] = None,
     prompts: Annotated[
         Path | None,
         typer.Option(
-            help="Show answers to these prompts: text or JSON Lines. One run is compared with its base; "
-            "the word base among the runs adds it."
+            help="Show answers to the prompts in this file (text or JSON Lines). A single run is compared "
+            "with its base model; for several runs add the word base."
         ),
     ] = None,
     score: Annotated[
@@ -45,10 +49,11 @@ def runs(
     blind: Annotated[
         Path | None,
         typer.Option(
-            metavar="KEY.json", help="Shuffle the answers of each prompt; write the key to this file."
+            metavar="KEY.json",
+            help="Shuffle the answers of each prompt, and write to this file which run gave which.",
         ),
     ] = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 256,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of tokens per answer.")] = 256,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object for each run.")] = False,
 ) -> None:
     """Compare runs of the flow: settings that differ, loss, predicted and measured values, price.

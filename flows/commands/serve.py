@@ -27,48 +27,60 @@ ANY = "0.0.0.0"  # noqa: S104 - inside a pod, behind its Service
 
 def serve(
     model: ModelArgument = None,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 picks a free port.")] = 8000,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0: any free port.")] = 8000,
     host: Annotated[
         str, typer.Option(help="Address to listen on; 0.0.0.0 is reachable from other machines.")
     ] = LOOPBACK,
     name: Annotated[
-        str | None, typer.Option(help="Name of the model in requests. [default: MODEL-finetuned]")
+        str | None, typer.Option(help="Name of the model in requests [default: MODEL-finetuned]")
     ] = None,
     server: Annotated[
         Literal["vllm", "transformers"] | None,
         typer.Option(
-            help="Server to start. [default: vllm on GPUs where it is installed, else transformers]"
+            help="Server to start: vllm or transformers [default: vllm on GPUs where it is installed]"
         ),
     ] = None,
     device: Annotated[
-        Literal["auto", "cuda", "cpu"], typer.Option(help="auto: GPUs if there are any.")
+        Literal["auto", "cuda", "cpu"],
+        typer.Option(help="Device: auto (GPUs if there are any), cuda or cpu."),
     ] = "auto",
     context: Annotated[
         int | None,
-        typer.Option(min=2, help="Tokens of a request with its answer. [default: the model's, 8192 at most]"),
+        typer.Option(
+            min=2,
+            help="Maximum tokens of a request with its answer [default: the model's limit, at most 8192]",
+        ),
     ] = None,
     requests: Annotated[
-        int, typer.Option(min=1, help="Requests answered at once that the KV cache is sized for.")
+        int, typer.Option(min=1, help="Number of concurrent requests that the KV cache is sized for.")
     ] = 8,
     start_timeout: Annotated[
-        float, typer.Option(min=1, help="Seconds until the server has to be healthy.")
+        float, typer.Option(min=1, help="Maximum seconds until the server is ready.")
     ] = 900,
     with_: Annotated[
         Literal["kubernetes"] | None,
-        typer.Option("--with", help="Print a Deployment and a Service instead of starting a server here."),
+        typer.Option(
+            "--with",
+            metavar="kubernetes",
+            help="Print a Deployment and a Service for Kubernetes instead of starting a server here.",
+        ),
     ] = None,
-    apply: Annotated[bool, typer.Option("--apply", help="Apply them to the current context.")] = False,
-    namespace: Annotated[str, typer.Option(help="Namespace for --apply.")] = "default",
+    apply: Annotated[
+        bool, typer.Option("--apply", help="With --with kubernetes: apply them to the current context.")
+    ] = False,
+    namespace: Annotated[str, typer.Option(help="With --apply: Kubernetes namespace.")] = "default",
     gpu: Annotated[
-        str | None, typer.Option(help="GPU type for --with kubernetes. [default: the run's]")
+        str | None, typer.Option(help="With --with kubernetes: GPU model [default: that of the run]")
     ] = None,
-    max_gpus: Annotated[int, typer.Option(min=1, help="GPUs of a node for --with kubernetes.")] = 8,
+    max_gpus: Annotated[
+        int, typer.Option(min=1, help="With --with kubernetes: maximum number of GPUs per node.")
+    ] = 8,
     volume: Annotated[
         str | None,
         typer.Option(
             metavar="CLAIM[:PATH]",
-            help="PersistentVolumeClaim with the model's folder. "
-            "[default: the model on the Hub, or the run's in S3]",
+            help="With --with kubernetes: PersistentVolumeClaim that has the model's folder "
+            "[default: the model is read from the Hub, or from the run's S3 datastore]",
         ),
     ] = None,
 ) -> None:

@@ -29,7 +29,7 @@ def profile() -> list[Line]:
         return [Line(check="profile", state="ok", found=f"Metaflow's defaults: there is no {file}")]
     try:
         import metaflow  # noqa: F401 - reads the file
-    except Exception as error:  # noqa: BLE001 - what it says of a broken one is JSON's, or anything
+    except Exception as error:  # noqa: BLE001 - a damaged file raises errors of several types
         message = f"{type(error).__name__}: {error}"
         return [
             Line(

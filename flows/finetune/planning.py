@@ -9,9 +9,10 @@ import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from decorators._metaflow import Backend, command, compiles_only, resumed_artifact
+from decorators._metaflow import Backend, command, compiles_only, local_datastore, resumed_artifact
 from decorators.backends import cluster_name, destination
 from estimator import hardware
 from estimator.calibration import Calibration
@@ -87,7 +88,7 @@ def plan_from_parameters(params: Mapping[str, Any], backend: Backend) -> Plan:
         used_settings = run.settings
         checks.check_installed(used_settings.engine, used_settings.method, liger=used_settings.liger)
         tasks.check_installed(used_settings)
-        checks.check_disks(run.plan, [_work_disk()])
+        _check_disks(run.plan)
         checks.check_output(used_settings)
         artifacts.carry(run.model)
     else:
@@ -217,9 +218,19 @@ def _on_spot(goals: Goals, backend: Backend, resources: Resources) -> Goals:
     )
 
 
-def _work_disk() -> tuple[str, int]:
-    """Return the local work folders' disk and its free bytes. Raises UserError if it is not writable."""
+def _check_disks(plan: Plan) -> None:
+    """Raise UserError if the work folders or the local datastore have too little space, or cannot be used.
+
+    On one disk both share the space that the plan states.
+    """
     workdir.check_root()
-    root = workdir.root()
-    existing = next(folder for folder in (root, *root.parents) if folder.exists())
-    return str(root), shutil.disk_usage(existing).free
+    work, datastore = _existing(workdir.root()), local_datastore()
+    checks.check_disks(plan, [(str(workdir.root()), shutil.disk_usage(work).free)])
+    if datastore is not None and (stores := _existing(datastore)).stat().st_dev != work.stat().st_dev:
+        disk = (f"The datastore {datastore}", shutil.disk_usage(stores).free)
+        checks.check_disks(plan, [disk], "METAFLOW_DATASTORE_SYSROOT_LOCAL")
+
+
+def _existing(folder: Path) -> Path:
+    """Return the folder, or its nearest parent that exists."""
+    return next(path for path in (folder, *folder.parents) if path.exists())

@@ -29,7 +29,7 @@ from launchers.dataset import mixture, render
 from launchers.dataset.preferences import Sample
 from launchers.dataset.stored import StoredRows
 from launchers.engines.reward_head import as_trained
-from launchers.evaluation.evaluate import EvaluationResult
+from launchers.evaluation.result import EvaluationResult
 from launchers.harness.run import try_tasks
 from launchers.report.metrics import summarize
 from launchers.results import hub_push

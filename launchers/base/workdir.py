@@ -41,14 +41,16 @@ PLACE_ADVICE = "Use another folder: export FINETUNE_WORK_DIR=/a/folder/on/a/loca
 def make_folder(folder: Path, write: Callable[[Path], None], is_complete: Callable[[Path], bool]) -> Path:
     """Let ``write`` fill a temporary folder, then rename it to ``folder``. A complete folder is kept.
 
-    An empty folder is replaced. If another process is first, its folder is kept.
+    An empty folder is replaced. If another process is first, its folder is kept. Raises UserError if the disk
+    is full.
     """
     if is_complete(folder):
         return folder
     temporary = folder.with_name(f".{folder.name}-{uuid.uuid4().hex[:8]}")
-    temporary.mkdir(parents=True)
     try:
-        write(temporary)
+        with full_disk_explained(folder.parent, "Free some space there, and run again."):
+            temporary.mkdir(parents=True)
+            write(temporary)
         temporary.rename(folder)
     except OSError:
         if not is_complete(folder):
@@ -209,10 +211,12 @@ def file_of_error(error: BaseException, otherwise: Path | str) -> str:
 
 @contextmanager
 def full_disk_explained(folder: Path, advice: str) -> Iterator[None]:
-    """Raise UserError instead of an OSError caused by a full disk; ``folder`` is being written to."""
+    """Raise UserError instead of an error caused by a full disk; ``folder`` is being written to."""
     try:
         yield
-    except OSError as error:
+    except UserError:
+        raise
+    except Exception as error:  # of tokenizers and torch, too, which raise no OSError
         if not is_caused_by_full_disk(error, folder):
             raise
         raise no_space_error(error, str(folder), advice) from None

@@ -322,11 +322,11 @@ def _read_end(path: Path, size: int) -> str:
         return ""
 
 
-def rank_log_tail(logs_dir: Path, lines: int = 15) -> str:
+def rank_log_tail(logs_dir: Path) -> str:
     """Return the last lines of the newest standard error of the node's first rank; empty if there is none."""
     logs = logs_dir.glob("*/gang_*/attempt_0/0/stderr.log")
     newest = max(logs, key=lambda path: path.stat().st_mtime, default=None)
-    return "" if newest is None else relevant_tail(newest, lines)
+    return "" if newest is None else relevant_tail(newest, 15)
 
 
 def relevant_tail(path: Path, lines: int = 20) -> str:

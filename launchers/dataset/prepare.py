@@ -22,13 +22,14 @@ from estimator.terminal import print
 from estimator.vocabulary import TASKS
 from launchers.dataset import prepared, prompts, render, texts
 from launchers.dataset.asking import PromptFormat
-from launchers.dataset.documents import Documents, Packing, tokenize
+from launchers.dataset.documents import Documents, Packing
 from launchers.dataset.order import grouped_by_length, longest_first
 from launchers.dataset.preferences import Sample, conversation_of
 from launchers.dataset.prepared import IGNORE, Prepared, PreparedInfo
 from launchers.dataset.progress import Progress
 from launchers.dataset.seeding import random_stream
 from launchers.dataset.stored import Selected, characters_of, concatenate, sources_of
+from launchers.dataset.tokenization import tokenize
 from launchers.settings import Settings
 
 MAX_HELD_OUT = 256
@@ -166,7 +167,7 @@ def _tokenized(
 def format_sample(data: Prepared, tokenizer: Any, row: int = 0) -> str:
     """Format one row as text for people; tokens that do not count in the loss are between ⟦ and ⟧."""
     sample = data.row(row)
-    lines = ["⟦between these⟧: read by the model, not counted in the loss. The rest is what it learns."]
+    lines = ["Text between ⟦ and ⟧ is input and does not count in the loss; the model learns the rest."]
     start = 0
     for number, length in enumerate(sample.lengths.tolist()):
         if TASKS[data.info.task].judged:
@@ -186,13 +187,13 @@ def format_sample(data: Prepared, tokenizer: Any, row: int = 0) -> str:
 
 def summary(info: PreparedInfo, dataset: str) -> str:
     """Format the size, lengths and losses by truncation of prepared data in a few lines."""
-    kinds = ("rows", "a row")
+    kinds = ("rows", "row")
     if TASKS[info.task].pairs:
-        kinds = ("pairs", "an answer with its prompt")
+        kinds = ("pairs", "answer with its prompt")
     elif info.task == "pretrain":
-        kinds = ("documents", "a document")
+        kinds = ("documents", "document")
     elif TASKS[info.task].draws_answers:
-        kinds = ("prompts", "a prompt")
+        kinds = ("prompts", "prompt")
     samples = info.documents - info.pieces + info.split_rows
     share = info.truncated_rows / max(samples + info.dropped_rows, 1)
     counted = (
@@ -202,8 +203,9 @@ def summary(info: PreparedInfo, dataset: str) -> str:
     )
     lines = [
         f"{dataset}: {samples:,} {kinds[0]}, {info.tokens:,} tokens{counted}",
-        f"tokens {kinds[1]}: min {info.shortest:,}, median {info.median:,}, 95 % up to {info.p95:,}, "
-        f"max {info.longest:,}{' or more' * bool(info.cut_documents)} (limit {info.seq_len:,})",
+        f"tokens per {kinds[1]}: min {info.shortest:,}, median {info.median:,}, "
+        f"95th percentile {info.p95:,}, max {info.longest:,}{' or more' * bool(info.cut_documents)} "
+        f"(limit {info.seq_len:,})",
     ]
     if info.truncated_rows:
         position = "before their last" if TASKS[info.task].draws_answers else "at"

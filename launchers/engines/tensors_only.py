@@ -73,7 +73,7 @@ def tensors_only(folder: Path, classes: Sequence[Any] = ()) -> Iterator[None]:
             os.environ[_FORCED] = previous
 
 
-def load_distributed(state: dict[str, Any], folder: Path, *, no_dist: bool = False) -> None:
+def load_distributed(state: dict[str, Any], folder: Path) -> None:
     """Fill ``state`` in place from a checkpoint of torch's DCP (distributed checkpoint) in ``folder``.
 
     Raises UserError for a file that holds more than tensors and plain values.
@@ -81,7 +81,7 @@ def load_distributed(state: dict[str, Any], folder: Path, *, no_dist: bool = Fal
     reader = _Reader(folder)
     with tensors_only(folder):
         reader.read_metadata()  # DCP would continue after a refusal, and raise another error
-        state_dict_loader.load(state, storage_reader=reader, no_dist=no_dist)
+        state_dict_loader.load(state, storage_reader=reader)
 
 
 class _Reader(FileSystemReader):

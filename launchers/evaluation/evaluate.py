@@ -8,41 +8,37 @@ folder, so a result also proves that the export can be loaded.
 from __future__ import annotations
 
 import base64
-import dataclasses
 import json
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from estimator.errors import UserError
-from estimator.formatting import format_clock, printable
+from estimator.formatting import format_clock
 from estimator.terminal import print
-from estimator.vocabulary import IMAGE_TASK, METHODS, TASKS
-from launchers.base.imports import collector_paused, import_peft, import_transformers
+from estimator.vocabulary import IMAGE_TASK, TASKS
+from launchers.base.imports import collector_paused, import_transformers
 from launchers.base.request_process import read_request, write_request
 from launchers.cluster.processes import PARENT, die_with_parent, started, tail
 from launchers.dataset.measured import MAX_BATCH_TOKENS, MAX_ROWS
 from launchers.dataset.turns import IMAGE
-from launchers.evaluation.held_out import SAMPLED_TOKENS, CalibrationBin, Score, scorer_of
-from launchers.evaluation.image_evaluation import Pictures, measure
-from launchers.models import causal
-from launchers.models.hf_layout import ADAPTER_V2_CONFIG
+from launchers.evaluation.held_out import SAMPLED_TOKENS, Score, scorer_of
+from launchers.evaluation.image_evaluation import measure
+from launchers.evaluation.loading import load_model, precision_on
+from launchers.evaluation.result import Answer, EvaluationResult
 from launchers.run_config import RunConfig
-from launchers.settings import Settings
 
 PROGRESS_INTERVAL_S = 15.0  # maximum time between two progress lines
-EXAMPLES = 3  # number of answers in logs and on cards
 # Maximum tokens of a generation batch by device, including padding and answers. On GPUs its KV cache takes
 # less memory than the logits of a batch for the held-out loss.
 GENERATION_TOKENS = {"cuda": MAX_BATCH_TOKENS["cuda"], "cpu": SAMPLED_TOKENS["cpu"]}
 _POLL_S = 0.1
-EXACT_MATCH = "held-out answers right"
 STAGE = "stage"  # file in the work folder that names the model under evaluation
 
 
@@ -71,138 +67,6 @@ class EvaluationRequest:
         for name in ("generations", "max_new_tokens", "max_rows"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} = {getattr(self, name)} must not be below 0")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Answer:
-    """Greedy answers of both models to one held-out prompt."""
-
-    prompt: str  # rendered text, special tokens included
-    reference: str
-    base: str
-    finetuned: str
-    question: str = ""  # the last turn of the prompt; empty for plain text
-    images: tuple[str, ...] = ()  # encoded images of the prompt, in base64
-
-    @property
-    def base_is_right(self) -> bool:
-        """Whether the base model's answer equals the reference, ignoring surrounding white space."""
-        return self.base.strip() == self.reference.strip()
-
-    @property
-    def finetuned_is_right(self) -> bool:
-        """Whether the finished model's answer equals the reference, ignoring surrounding white space."""
-        return self.finetuned.strip() == self.reference.strip()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ExactMatch:
-    """Counts of held-out answers that equal the reference."""
-
-    answers: int
-    base: int
-    finetuned: int
-
-    def text(self) -> str:
-        """Format both counts for logs, cards and model pages."""
-        return f"{self.base:,} of {self.answers:,} before, {self.finetuned:,} of {self.answers:,} after"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EvaluationResult:
-    """Scores of the base and the finished model; None if no rows were held out."""
-
-    task: str = "sft"
-    base: Score | None
-    finetuned: Score | None
-    answers: tuple[Answer, ...] = ()
-    calibration: tuple[CalibrationBin, ...] = ()  # finished reward models only
-    pictures: tuple[Pictures, ...] = ()  # image models only
-    device: str = ""
-    precision: str = ""
-    schema: int = field(default=1)
-
-    def to_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> EvaluationResult:
-        scores = {
-            name: None if values[name] is None else Score(**values[name]) for name in ("base", "finetuned")
-        }
-        answers = tuple(
-            Answer(**(answer | {"images": tuple(answer.get("images", ()))})) for answer in values["answers"]
-        )
-        bins = tuple(CalibrationBin(**item) for item in values.get("calibration", ()))
-        pictures = tuple(Pictures(**item) for item in values.get("pictures", ()))
-        return cls(**(values | scores | {"answers": answers, "calibration": bins, "pictures": pictures}))
-
-    @property
-    def exact_match(self) -> ExactMatch | None:
-        """Counts of right answers; None for tasks other than sft, and if no prompt was answered."""
-        if self.task != "sft" or not self.answers:
-            return None
-        return ExactMatch(
-            answers=len(self.answers),
-            base=sum(answer.base_is_right for answer in self.answers),
-            finetuned=sum(answer.finetuned_is_right for answer in self.answers),
-        )
-
-    @property
-    def examples(self) -> tuple[Answer, ...]:
-        """First answers; if all of them are right, the last one is replaced by the first wrong answer."""
-        first, remaining = self.answers[:EXAMPLES], self.answers[EXAMPLES:]
-        if self.exact_match is None or not all(answer.finetuned_is_right for answer in first):
-            return first
-        wrong_answer = next((answer for answer in remaining if not answer.finetuned_is_right), None)
-        return first if wrong_answer is None else (*first[:-1], wrong_answer)
-
-    def table(self) -> str:
-        """Format the example answers for a terminal; empty if there are none."""
-        lines: list[str] = []
-        for answer in self.examples:
-            right = self.exact_match is not None and answer.finetuned_is_right
-            is_wrong = self.exact_match is not None and not answer.finetuned_is_right
-            lines += [
-                f"message   {_shorten(answer.question or answer.prompt)}",
-                f"expected  {_shorten(answer.reference)}",
-                f"before    {_shorten(answer.base, 80)}",
-                f"after     {_shorten(answer.finetuned)}{'  (right)' * right}{'  (wrong)' * is_wrong}",
-            ]
-        return "\n".join(lines)
-
-    def text(self) -> str:
-        """Format the scores of both models for a terminal."""
-        task, base, finetuned = TASKS[self.task], self.base, self.finetuned
-        if base is None or finetuned is None:
-            lines = ["held-out loss: nothing was held out"]
-        elif task.preferences:
-            unit, right = ("answers", "judged right") if task.judged else ("pairs", "ranked right")
-            accuracies = f"{base.metrics['accuracy']:.1%} -> {finetuned.metrics['accuracy']:.1%}"
-            lines = [
-                f"held-out {unit}: loss {base.loss:.4f} before, {finetuned.loss:.4f} after;"
-                f" {right} {accuracies} ({base.rows:,} {unit})"
-            ]
-        elif task.draws_answers:
-            lines = [
-                f"held-out prompts: mean reward {base.metrics['reward']:.4f} before,"
-                f" {finetuned.metrics['reward']:.4f} after"
-                f" ({base.rows:,} prompts, one sampled answer each)"
-            ]
-        elif task.images:
-            lines = [
-                f"held-out images: loss {base.loss:.4f} before, {finetuned.loss:.4f} after"
-                f" ({base.rows:,} images, each at four noise levels)"
-            ]
-        else:
-            lines = [
-                f"held-out loss: {base.loss:.4f} before, {finetuned.loss:.4f} after"
-                f" (perplexity {base.perplexity:,.4g} -> {finetuned.perplexity:,.4g};"
-                f" {base.rows:,} rows, {base.labels:,} tokens)"
-            ]
-        if self.exact_match is not None:
-            lines.append(f"{EXACT_MATCH}: {self.exact_match.text()}")
-        return "\n".join(lines)
 
 
 def evaluate(request: EvaluationRequest) -> EvaluationResult:
@@ -240,7 +104,7 @@ def _wait(process: subprocess.Popen[bytes], request: EvaluationRequest) -> int:
             )
         progress = (stage.read_text() if stage.is_file() else "") or "loading"
         if progress != printed or now - printed_at >= PROGRESS_INTERVAL_S:
-            print(f"evaluating: {progress}, after {format_clock(now - start)}", flush=True)
+            print(f"evaluating: {progress}, {format_clock(now - start)} elapsed", flush=True)
             printed, printed_at = progress, now
         time.sleep(_POLL_S)
     return status
@@ -341,56 +205,6 @@ def _evaluate_images(request: EvaluationRequest, device: str) -> EvaluationResul
     )
 
 
-def precision_on(device: str) -> str:
-    """Return the precision for inference: bf16 on GPUs, fp32 on CPUs."""
-    return "bf16" if device == "cuda" else "fp32"
-
-
-def load_model(
-    folder: Path,
-    base: Path,
-    device: str,
-    precision: str,
-    settings: Settings | None = None,
-    *,
-    trust_remote_code: bool = False,
-) -> Any:
-    """Load a transformers model for inference; an adapter in ``folder`` is applied to ``base``.
-
-    Parameters
-    ----------
-    device:
-        cuda (the model is spread over all GPUs) or cpu.
-    precision:
-        bf16, or fp32 for any other value.
-    settings:
-        Settings of the run that trained an adapter; if its base was quantized, the base is quantized here.
-    trust_remote_code:
-        Whether to run code of the folder if transformers has no class for the model.
-    """
-    import torch
-
-    options: dict[str, Any] = {"dtype": torch.bfloat16 if precision == "bf16" else torch.float32}
-    if device == "cuda":
-        options["device_map"] = "auto"
-    if (folder / ADAPTER_V2_CONFIG).is_file():
-        with collector_paused():
-            from launchers.engines.loop import adapter_v2
-
-        return adapter_v2.load(base, folder, **options)
-    if (folder / "adapter_config.json").is_file():
-        import_peft()
-        from peft import PeftModel
-
-        network = causal.load(base, trust_remote_code=trust_remote_code, **options)
-        if settings is not None and METHODS[settings.method].quantized:
-            from launchers.engines.loop import quantized_model
-
-            quantized_model.round_layers(network, settings.lora.quantization)
-        return PeftModel.from_pretrained(network, str(folder)).eval()
-    return causal.load(folder, trust_remote_code=trust_remote_code, **options).eval()
-
-
 def _prompts(path: Path, count: int) -> list[dict[str, Any]]:
     """Read the first ``count`` rows of heldout.jsonl; empty if there is no such file."""
     if not count or not path.is_file():
@@ -481,11 +295,6 @@ def _generate(
         )
     generated: list[list[int]] = output[:, width:].tolist()
     return generated
-
-
-def _shorten(text: str, limit: int = 160) -> str:
-    flat = printable(" ".join(text.split()))
-    return flat if len(flat) <= limit else f"{flat[: limit - 4]} ..."
 
 
 if __name__ == "__main__":

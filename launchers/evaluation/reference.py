@@ -20,7 +20,7 @@ from launchers.cluster.endpoint import NodeAddress
 from launchers.cluster.processes import PARENT, die_with_parent
 from launchers.dataset.measured import MAX_BATCH_TOKENS, batches_by_length
 from launchers.dataset.prepared import Prepared, Row
-from launchers.evaluation.evaluate import load_model, precision_on
+from launchers.evaluation.loading import load_model, precision_on
 from launchers.gang.job import TrainJob
 from launchers.models import hf_layout
 from launchers.precompute import parts

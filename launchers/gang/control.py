@@ -6,7 +6,7 @@ It uses a separate connection (launchers.cluster.rendezvous) that works while a 
     hub -> member   start {port}                          all nodes have joined; port of torch's store
     both            beat                                  every second
     both            goodbye                               the sender leaves intentionally
-    member -> hub   failed {failure} | part_stored {step} | step_timings {paces} | done
+    member -> hub   failed {failure} | part_stored {step} | step_timings {timings} | done
     member -> hub   drain {failure} | stopped {step, all}  the node must leave; its ranks wait after a step
     hub -> member   drain {failure} | final_step {step}    a node must leave; the final step of all ranks
     hub -> member   end {failure or null}                 the end, the same on every node
@@ -72,7 +72,7 @@ class StepTimings(Message):
     """From a node to node 0: seconds of its ranks' steps, in total and in collectives."""
 
     kind: Literal["step_timings"] = "step_timings"
-    paces: tuple[StepTiming, ...]
+    timings: tuple[StepTiming, ...]
 
 
 class Done(Message):
@@ -174,8 +174,8 @@ class Control(ABC):
         with self._lock:
             return self._drain_reason
 
-    def paces(self) -> tuple[StepTiming, ...]:
-        """Return the paces of all nodes' ranks reported since the last call (node 0 only)."""
+    def step_timings(self) -> tuple[StepTiming, ...]:
+        """Return the step timings of all ranks reported since the last call (node 0 only)."""
         return ()
 
     def complete_steps(self) -> list[int]:
@@ -229,11 +229,11 @@ def unexpected(request: NodeRequest) -> str:
 
 def absent(nodes: list[int], limit_s: float, *, joined: int, of: int) -> Failure:
     """Failure of nodes that did not join in time."""
-    message = f"node {some(nodes)} did not join within {limit_s:g} s ({joined} of {of} joined)"
+    message = f"node {format_nodes(nodes)} did not join within {limit_s:g} s ({joined} of {of} joined)"
     return Failure.now("node", nodes[0], "?", message)
 
 
-def some(nodes: list[int]) -> str:
+def format_nodes(nodes: list[int]) -> str:
     """Format node numbers; of more than eight, the first eight and the count of the rest."""
     return ", ".join(map(str, nodes[:8])) + (f" and {len(nodes) - 8} more" if len(nodes) > 8 else "")
 

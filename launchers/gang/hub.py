@@ -30,9 +30,9 @@ from launchers.gang.control import (
     Timeouts,
     Verdict,
     absent,
+    format_nodes,
     lost,
     short,
-    some,
     unexpected,
     why_lost,
 )
@@ -54,7 +54,7 @@ class Hub(Control):
         self._last_joined = 0.0  # monotonic
         self._done: set[int] = set()
         self._parts: dict[int, set[int]] = defaultdict(set)
-        self._paces: list[StepTiming] = []
+        self._timings: list[StepTiming] = []
         self._stopped: dict[int, Stopped] = {}
         self._first_stopped = 0.0  # monotonic
         # Lock order: the server's lock first, so that no call of it is made with self._lock held.
@@ -85,7 +85,7 @@ class Hub(Control):
                     _log.warning(
                         "waiting for node %s: %d of %d have joined after %d min; "
                         "the wait ends %g min after the last join",
-                        some(missing),
+                        format_nodes(missing),
                         joined,
                         address.nodes,
                         round((now - start) / 60),
@@ -105,10 +105,10 @@ class Hub(Control):
     def report(self, message: Report) -> None:
         self._note_message(0, message)
 
-    def paces(self) -> tuple[StepTiming, ...]:
+    def step_timings(self) -> tuple[StepTiming, ...]:
         with self._lock:
-            paces, self._paces = tuple(self._paces), []
-        return paces
+            timings, self._timings = tuple(self._timings), []
+        return timings
 
     def last_step(self) -> int | None:
         """Select and send the final step; None while nodes have not stopped and the settling time lasts."""
@@ -197,7 +197,7 @@ class Hub(Control):
             elif isinstance(message, PartStored):
                 self._parts[message.step].add(node)
             elif isinstance(message, StepTimings):
-                self._paces += message.paces
+                self._timings += message.timings
             elif isinstance(message, Done):
                 self._done.add(node)
             elif isinstance(message, Stopped):

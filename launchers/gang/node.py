@@ -216,12 +216,12 @@ class _Node:
             ranks.add(event)
             self._on_event(event)
             departure.possible = departure.possible or isinstance(event, Step)
-        self._report_paces(events)
+        self._report_timings(events)
 
-    def _report_paces(self, events: Sequence[Event]) -> None:
+    def _report_timings(self, events: Sequence[Event]) -> None:
         """Send this node's step timings to node 0; on node 0, emit the timings of all nodes as events."""
         layout = self._job.layout
-        paces = tuple(
+        timings = tuple(
             StepTiming(
                 rank=event.rank,
                 local_rank=event.rank % layout.processes_per_node,
@@ -234,10 +234,10 @@ class _Node:
             for event in events
             if isinstance(event, Step) and event.in_collectives is not None
         )
-        if paces:
-            self._control.report(StepTimings(paces=paces))
-        for pace in self._control.paces():
-            self._on_event(pace)
+        if timings:
+            self._control.report(StepTimings(timings=timings))
+        for timing in self._control.step_timings():
+            self._on_event(timing)
 
     def _start_agent(self, job_file: Path, port: int) -> subprocess.Popen[bytes]:
         """Start the node's agent (torchrun with static rendezvous) in a separate session.

@@ -29,16 +29,15 @@ from launchers.report.telemetry import (
 MEMORY_INTERVAL_S = 0.5
 
 
-def scheduler_name(environ: dict[str, str] | None = None) -> str:
+def scheduler_name() -> str:
     """Detect the scheduler from environment variables; "local" without one."""
-    env = os.environ if environ is None else environ
     for variable, name in (
         ("METAFLOW_KUBERNETES_WORKLOAD", "kubernetes"),
         ("AWS_BATCH_JOB_ID", "batch"),
         ("SLURM_JOB_ID", "slurm"),
         ("PBS_JOBID", "pbs"),
     ):
-        if variable in env:
+        if variable in os.environ:
             return name
     return "local"
 
@@ -101,49 +100,15 @@ class RankReporter:
             self.memory(self._step)
         self._writer.write(Phase(rank=self.env.rank, name=name, step=step))
 
-    def step(
-        self,
-        *,
-        step: int,
-        loss: float | None,
-        lr: float | None,
-        grad_norm: float | None,
-        samples: int,
-        tokens: int,
-        dt: float,
-        dtf: float | None,
-        dtb: float | None,
-        metrics: dict[str, float] | None = None,
-        all_tokens: int | None = None,
-        in_collectives: float | None = None,
-    ) -> None:
-        """Report one optimizer step; see launchers.report.telemetry.Step for units.
-
-        Raises UserError if the loss is not finite, because all weights are then lost.
-        """
-        self._step = step
+    def step(self, event: Step) -> None:
+        """Report one optimizer step. Raises UserError if its loss is not finite: all weights are lost."""
+        self._step = event.step
         if time.monotonic() - self._memory_at >= MEMORY_INTERVAL_S:
-            self.memory(step)  # first, so that the step's log line can show it
-        self._writer.write(
-            Step(
-                rank=self.env.rank,
-                step=step,
-                loss=loss,
-                lr=lr,
-                grad_norm=grad_norm,
-                samples=samples,
-                tokens=tokens,
-                dt=dt,
-                dtf=dtf,
-                dtb=dtb,
-                metrics=metrics,
-                all_tokens=all_tokens,
-                in_collectives=in_collectives,
-            )
-        )
-        if loss is not None and not math.isfinite(loss):
+            self.memory(event.step)  # first, so that the step's log line can show it
+        self._writer.write(event)
+        if event.loss is not None and not math.isfinite(event.loss):
             raise UserError(
-                f"The loss of step {step} is {loss}: training has diverged.",
+                f"The loss of step {event.step} is {event.loss}: training has diverged.",
                 "Use a lower optimizer.lr or a longer warm-up (schedule.warmup_steps). In the first step, "
                 "the cause is such values in the model's weights.",
             )

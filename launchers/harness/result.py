@@ -63,16 +63,16 @@ class HarnessResult:
         return dataclasses.asdict(self)
 
     @property
-    def how(self) -> str:
+    def options(self) -> str:
         """Evaluation options that the scores depend on, in one line."""
-        options = [f"lm-evaluation-harness {self.version}"]
+        parts = [f"lm-evaluation-harness {self.version}"]
         if self.num_fewshot is not None:
-            options.append(f"{self.num_fewshot} examples before each question")
+            parts.append(f"{self.num_fewshot} examples before each question")
         if self.limit is not None:
-            options.append(f"at most {self.limit:,} rows of a task")
+            parts.append(f"at most {self.limit:,} rows of a task")
         if self.chat:
-            options.append("through the chat template")
-        return ", ".join(options) + "; \N{PLUS-MINUS SIGN} standard error"
+            parts.append("through the chat template")
+        return ", ".join(parts) + "; \N{PLUS-MINUS SIGN} standard error"
 
     def facts(self) -> list[tuple[str, str]]:
         """Return rows of (label, value) for the closing report and the model's README."""
@@ -92,7 +92,7 @@ class HarnessResult:
         lines = [
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in table
         ]
-        return "\n".join([*(line.rstrip() for line in lines), self.how])
+        return "\n".join([*(line.rstrip() for line in lines), self.options])
 
 
 def _figure(value: float, stderr: float | None) -> str:

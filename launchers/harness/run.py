@@ -23,7 +23,7 @@ from launchers.base.imports import collector_paused
 from launchers.base.request_process import PROBLEM, read_request, serve, write_request
 from launchers.base.tokenizer import tokenizer_in
 from launchers.cluster.processes import relevant_tail, started
-from launchers.evaluation.evaluate import load_model, precision_on
+from launchers.evaluation.loading import load_model, precision_on
 from launchers.harness import tasks
 from launchers.harness.result import HarnessResult, TaskScore, merged, scores_of
 from launchers.settings import Settings

@@ -14,8 +14,6 @@ from estimator.errors import UserError
 from estimator.untrusted import list_contained_files, read_json_object
 from launchers.base.imports import collector_paused
 
-SETTING = "images.clip_model"
-
 
 def check(model: str) -> None:
     """Raise UserError unless ``model`` is a folder with a CLIP model or could be a Hugging Face id."""

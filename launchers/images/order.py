@@ -23,7 +23,7 @@ def in_batches(
     bucket's first batch in the next epoch, so no row is repeated before all rows of its bucket were used. The
     order of buckets within an epoch is random. More epochs extend the same order.
     """
-    left_over: dict[int, NDArray[np.int32]] = {
+    remainders: dict[int, NDArray[np.int32]] = {
         int(bucket): np.empty(0, np.int32) for bucket in np.unique(buckets)
     }
     order: list[NDArray[np.int32]] = []
@@ -32,11 +32,11 @@ def in_batches(
             break
         permutation = random_stream(seed, "epoch", epoch).permutation(len(buckets)).astype(np.int32)
         batches: dict[int, list[NDArray[np.int32]]] = {}
-        for bucket, previous in left_over.items():
+        for bucket, previous in remainders.items():
             rows = np.concatenate([previous, permutation[buckets[permutation] == bucket]])
             full = len(rows) // batch * batch
             batches[bucket] = np.split(rows[:full], full // batch) if full else []
-            left_over[bucket] = rows[full:]
+            remainders[bucket] = rows[full:]
         order += _shuffle_batches(batches, seed, epoch)
     return np.concatenate([np.empty(0, np.int32), *order[:max_batches]])
 

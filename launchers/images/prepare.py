@@ -56,13 +56,6 @@ def prepare(
     return info
 
 
-def count_steps(sizes: Sequence[tuple[int, int]], settings: Settings, resolution: int) -> int:
-    """Count the steps of a run over images of these widths and heights; UserError as in :func:`prepare`."""
-    targets = [buckets.bucket_of(width, height, resolution) for width, height in sizes]
-    geometry = np.array([(0, 0, 0, 0, height, width, 0, 0) for width, height in targets], dtype=np.int32)
-    return _steps(_numbers(geometry.reshape(-1, 8)), settings)
-
-
 def summary(info: PreparedInfo, folder: Path, name: str) -> str:
     """Summarize the dataset's buckets in one line, most frequent first."""
     sizes, counts = np.unique(PreparedImages(folder).geometry[:, 4:6], axis=0, return_counts=True)

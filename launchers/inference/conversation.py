@@ -18,7 +18,7 @@ from launchers.dataset.files import BadRow
 from launchers.dataset.turns import IMAGE
 from launchers.dataset.vision_tokenizer import VisionTokenizer
 from launchers.engines.new_tokens import with_new_tokens
-from launchers.evaluation.evaluate import load_model, precision_on
+from launchers.evaluation.loading import load_model, precision_on
 from launchers.images.decoding import checked
 from launchers.inference.finished import FinishedModel, fetch_cached
 from launchers.models import causal

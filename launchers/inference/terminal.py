@@ -79,7 +79,7 @@ def _commands(conversations: Sequence[Conversation]) -> dict[str, str]:
 
 
 def _run_command(message: str, conversations: Sequence[Conversation], pending: list[bytes]) -> bool:
-    """Execute a command; return False if the message is not a command."""
+    """Execute a command; return False if the message is none: a path such as ``/etc/hosts`` belongs to it."""
     name, _, argument = message.partition(" ")
     if name == "/help":
         _note("\n".join(f"{command:<14}{purpose}" for command, purpose in _commands(conversations).items()))
@@ -91,8 +91,10 @@ def _run_command(message: str, conversations: Sequence[Conversation], pending: l
         _note("The conversation is forgotten." if name == "/reset" else "The system prompt is set.")
     elif name == "/image":
         _attach(argument.strip(), conversations, pending)
-    elif hint := did_you_mean(name, [command.partition(" ")[0] for command in COMMANDS], 1):
-        _note(f"There is no command {name}. {hint}")
+    elif name[1:].isalpha():
+        commands = _commands(conversations)
+        hint = did_you_mean(name, [command.partition(" ")[0] for command in commands], 1)
+        _note(f"There is no command {name}. {hint or 'Commands: ' + ', '.join(commands)}")
     else:
         return False
     return True

@@ -91,7 +91,7 @@ def _function_scorer(request: ScoringRequest) -> Callable[[Sequence[tuple[Prompt
 
 
 def _model_scorer(request: ScoringRequest) -> Callable[[Sequence[tuple[Prompt, Answers]]], list[Scores]]:
-    from launchers.evaluation.evaluate import load_model, precision_on
+    from launchers.evaluation.loading import load_model, precision_on
 
     folder = request.model_dir or Path()
     model = load_model(folder, folder, request.device, precision_on(request.device))

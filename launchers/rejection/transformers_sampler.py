@@ -10,7 +10,7 @@ import torch
 from estimator.errors import UserError
 from launchers.dataset import render
 from launchers.dataset.prompts import Prompt
-from launchers.evaluation.evaluate import load_model, precision_on
+from launchers.evaluation.loading import load_model, precision_on
 from launchers.rejection import answers as rows
 from launchers.rejection.answers import Answers, BatchLimit, Ends
 from launchers.settings import Settings

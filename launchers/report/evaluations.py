@@ -69,9 +69,11 @@ def stops_early(losses: Losses, settings: Evaluation) -> bool:
 def describe_stop(losses: Losses, settings: Evaluation) -> str:
     """Format the reason for early stopping in one line."""
     best, last = best_of(losses), losses[-1]
-    lower = f"lower by more than {settings.min_delta:g}" if settings.min_delta else "lower"
+    loss = "a lower held-out loss"
+    if settings.min_delta:
+        loss = f"a held-out loss lower by more than {settings.min_delta:g}"
     times = f"{settings.patience} evaluation{'s' if settings.patience != 1 else ''}"
-    line = f"stopped after step {last.step}: {times} without a {lower} held-out loss"
+    line = f"stopped after step {last.step}: {times} without {loss}"
     return line if best is None else f"{line}; the lowest was {best.loss:.4f} after step {best.step}"
 
 

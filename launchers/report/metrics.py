@@ -115,11 +115,12 @@ def step_line(metrics: Metrics, total_steps: int, memory_peak_bytes: int | None 
     if metrics.lr is not None:
         parts.append(f"lr {metrics.lr:.2e}")
     if metrics.grad_norm is not None:
-        parts.append(f"grad {metrics.grad_norm:.2f}")
-    passes = [f"{name} {value:.2f}" for name, value in (("f", metrics.dtf), ("b", metrics.dtb)) if value]
-    parts.append(f"dt {metrics.dt:.2f}s" + (f" ({', '.join(passes)})" if passes else ""))
+        parts.append(f"grad norm {metrics.grad_norm:.2f}")
+    times = {"fwd": metrics.dtf, "bwd": metrics.dtb}
+    passes = [f"{name} {value:.2f}" for name, value in times.items() if value]
+    parts.append(f"{metrics.dt:.2f} s/step" + (f" ({', '.join(passes)})" if passes else ""))
     if metrics.tokens_per_second != metrics.tokens_per_second_per_gpu and not metrics.is_image_run:
-        parts.append(f"{metrics.tokens_per_second_per_gpu:,.0f} tok/s each")
+        parts.append(f"{metrics.tokens_per_second_per_gpu:,.0f} tok/s/GPU")
     if metrics.mfu is not None:
         parts.append(f"MFU {metrics.mfu:.1%}")
     return "  ".join(parts)
@@ -130,7 +131,7 @@ def dist_lines(ranks: Sequence[DistInfo]) -> list[str]:
     first = ranks[0]
     hosts = sorted({rank.host for rank in ranks})
     lines = [
-        f"engine {first.engine}, backend {first.backend}, world {first.world_size}, "
+        f"engine {first.engine}, backend {first.backend}, world size {first.world_size}, "
         f"scheduler {first.scheduler}, host{'s' if len(hosts) > 1 else ''} {', '.join(hosts)}"
     ]
     return lines + [

@@ -22,10 +22,17 @@ import psutil
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DistInfo:
-    """Placement of a rank; written once, at the start."""
+class _Event:
+    """Event of one rank."""
 
     rank: int
+    at: float = field(default_factory=time.time)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DistInfo(_Event):
+    """Placement of a rank; written once, at the start."""
+
     local_rank: int
     world_size: int
     node: int
@@ -35,15 +42,13 @@ class DistInfo:
     scheduler: str  # "local", "kubernetes", "batch", "slurm", "pbs"
     engine: str
     pid: int
-    at: float = field(default_factory=time.time)
     kind: str = "dist"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Step:
+class Step(_Event):
     """One optimizer step of one rank. Times in seconds; loss is the mean over all ranks' tokens."""
 
-    rank: int
     step: int  # 1 is the first
     loss: float | None  # rank 0 only
     lr: float | None
@@ -57,30 +62,26 @@ class Step:
     all_tokens: int | None = None  # tokens of all ranks, unless prepared data determines them; rank 0 only
     in_collectives: float | None = None  # part of dt in collectives, including the wait for other ranks
     loading: float | None = None  # part of dt in which the rank waited for data
-    at: float = field(default_factory=time.time)
     kind: str = "step"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StepTiming:
+class StepTiming(_Event):
     """Step timing reported to node 0 by one rank: total seconds, and seconds spent in collectives."""
 
-    rank: int
     local_rank: int
     node: int
     host: str
     step: int
     dt: float
     in_collectives: float
-    at: float = field(default_factory=time.time)
     kind: str = "timing"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Straggling:
+class Straggling(_Event):
     """A rank is late, or has recovered (launchers.report.stragglers)."""
 
-    rank: int
     local_rank: int
     node: int
     host: str
@@ -89,81 +90,68 @@ class Straggling:
     share: float  # median lag in that window, as a share of the step
     over: bool = False  # whether the rank has recovered
     whole_node: bool = False  # whether all ranks of its node are late
-    at: float = field(default_factory=time.time)
     kind: str = "straggling"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Memory:
+class Memory(_Event):
     """Memory peaks of a process since its start, in bytes. GPU figures are torch's; None on a CPU."""
 
-    rank: int
     step: int
     allocated_peak: int | None
     reserved_peak: int | None
     rss: int  # resident host memory now
     rss_peak: int
-    at: float = field(default_factory=time.time)
     kind: str = "memory"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Phase:
+class Phase(_Event):
     """A rank enters a phase: "load", "train", "evaluate", "checkpoint", "profile", "save" or "done"."""
 
-    rank: int
     name: str
     step: int = 0
-    at: float = field(default_factory=time.time)
     kind: str = "phase"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Profiled:
+class Profiled(_Event):
     """A rank has finished its profiled window, or failed to profile it."""
 
-    rank: int
     step: int
     window: dict[str, Any] | None = None  # launchers.report.window.Window.to_dict()
     problem: str = ""  # reason if ``window`` is None
-    at: float = field(default_factory=time.time)
     kind: str = "profiled"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Evaluated:
+class Evaluated(_Event):
     """Progress of an evaluation after a step, or its result, which all ranks report."""
 
-    rank: int
     step: int
     done: int  # rows evaluated so far, as counted by this rank
     rows: int
     seconds: float  # duration so far
     loss: float | None = None  # None: in progress
     metrics: dict[str, float] | None = None  # task-specific figures
-    at: float = field(default_factory=time.time)
     kind: str = "evaluated"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class EvaluationImages:
+class EvaluationImages(_Event):
     """Images that rank 0 generated from held-out captions after a step; step 0: by the base model."""
 
-    rank: int
     step: int
     captions: tuple[str, ...]
     pictures: tuple[str, ...]  # one per caption, a PNG file in base64
-    at: float = field(default_factory=time.time)
     kind: str = "drawn"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Warned:
+class Warned(_Event):
     """A rank continues in another way than planned."""
 
-    rank: int
     text: str
-    at: float = field(default_factory=time.time)
     kind: str = "warned"
 
 

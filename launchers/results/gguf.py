@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import shlex
 from functools import cache
 from pathlib import Path
+
+from estimator.data import load_rows
 
 _TABLE = Path(__file__).with_name("gguf.csv")
 
@@ -14,8 +15,7 @@ _TABLE = Path(__file__).with_name("gguf.csv")
 @cache
 def supported_architectures() -> frozenset[str]:
     """Return the names of architectures, as in config.json, that llama.cpp's converters support."""
-    with _TABLE.open(newline="") as file:
-        return frozenset(row["architecture"] for row in csv.DictReader(file))
+    return frozenset(row["architecture"] for row in load_rows(_TABLE))
 
 
 def command(result: Path, base: Path, base_name: str) -> str | None:

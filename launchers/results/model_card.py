@@ -16,7 +16,7 @@ from estimator.plan import MemoryEstimate, Plan
 from estimator.vocabulary import IMAGE_TASK, TASKS
 from launchers import engines
 from launchers.dataset import mixture
-from launchers.evaluation.evaluate import EXACT_MATCH, EvaluationResult
+from launchers.evaluation.result import EXACT_MATCH, EvaluationResult
 from launchers.models import weights
 from launchers.report.metrics import Summary
 from launchers.report.peak import NAMES, MemoryPeak

@@ -142,10 +142,13 @@ def check_installed(engine: str, method: str = "full", *, liger: bool = False) -
         )
 
 
-def check_disks(plan: Plan, free_bytes: Iterable[tuple[str, int]]) -> None:
+def check_disks(
+    plan: Plan, free_bytes: Iterable[tuple[str, int]], variable: str = "FINETUNE_WORK_DIR"
+) -> None:
     """Raise UserError if a disk is too small for weights, checkpoints and model.
 
-    ``free_bytes``: (name of the disk, free bytes) of each disk.
+    ``free_bytes``: (name of the disk, free bytes) of each disk. ``variable``: the environment variable that
+    moves these files to another disk.
     """
     required_bytes = plan.request.disk_mib * MIB
     for name, free in free_bytes:
@@ -153,7 +156,7 @@ def check_disks(plan: Plan, free_bytes: Iterable[tuple[str, int]]) -> None:
             raise UserError(
                 f"{name} has {format_bytes(free)} free; the run's weights, checkpoints and model need about "
                 f"{format_bytes(required_bytes)} there.",
-                "Free some space, or use another disk: export FINETUNE_WORK_DIR=/a/larger/disk",
+                f"Free some space, or use another disk: export {variable}=/a/larger/disk",
             )
 
 

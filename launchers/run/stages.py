@@ -16,8 +16,9 @@ from typing import Generic, TypeVar
 from estimator.errors import UserError
 from estimator.plan import Plan
 from estimator.terminal import print
-from launchers.evaluation.evaluate import EvaluationRequest, EvaluationResult
+from launchers.evaluation.evaluate import EvaluationRequest
 from launchers.evaluation.evaluate import evaluate as run_evaluation
+from launchers.evaluation.result import EvaluationResult
 from launchers.harness.result import HarnessResult
 from launchers.harness.run import HarnessRequest, run_tasks
 from launchers.results import hub_push

@@ -361,8 +361,10 @@ class _Reporter:
             elif self._node == 0 and evaluations < len(self._state.evaluations):
                 self._print_evaluation()
         elif isinstance(event, Phase) and event.rank == 0:
-            if event.name == "save" or (event.name == "checkpoint" and self._progress.prints_checkpoint()):
-                print(f"{event.name} after step {event.step}" if event.step else event.name, flush=True)
+            if event.name == "save":
+                print(f"saving the model after step {event.step}", flush=True)
+            elif event.name == "checkpoint" and self._progress.prints_checkpoint():
+                print(f"checkpoint after step {event.step}", flush=True)
         elif isinstance(event, Step) and event.loss is not None:
             metrics, peak = self._state.step(event.step), self._state.memory_peak
             self._progress.step(metrics, None if peak is None else peak.size_bytes)

@@ -199,7 +199,7 @@ def describe_result(result: TrialResult) -> str:
     memory, peak = result.predicted_memory, result.memory_peak
     source = " reserved by torch" if result.plan.layout.device == "cuda" else ""
     predicted = (
-        f"predicted {_rate(result.plan.prediction.tokens_per_second)}, "
+        f"predicted {describe_rate(result.plan.prediction.tokens_per_second)}, "
         f"memory {format_bytes(memory.likely_bytes if memory else None)}{source}"
     )
     if result.out_of_memory:
@@ -207,10 +207,11 @@ def describe_result(result: TrialResult) -> str:
     if result.failure is not None:
         return f"{predicted}; failed: {result.failure}"
     measured = format_bytes(peak.size_bytes if peak else None)
-    return f"{predicted}; measured {_rate(result.tokens_per_second)}, memory {measured}"
+    return f"{predicted}; measured {describe_rate(result.tokens_per_second)}, memory {measured}"
 
 
-def _rate(tokens_per_second: float | None) -> str:
+def describe_rate(tokens_per_second: float | None) -> str:
+    """Format a speed."""
     return "unknown speed" if tokens_per_second is None else f"{tokens_per_second:,.0f} tokens/s"
 
 

@@ -29,7 +29,7 @@ from launchers.base.workdir import full_disk_explained
 from launchers.cluster.allocation import Allocation
 from launchers.cluster.endpoint import Secret
 from launchers.dataset.prepared import Prepared
-from launchers.evaluation.evaluate import EvaluationResult
+from launchers.evaluation.result import EvaluationResult
 from launchers.gang.departure import Grace
 from launchers.gang.job import TrainJob
 from launchers.harness.result import HarnessResult

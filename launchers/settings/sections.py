@@ -237,7 +237,7 @@ class Zero(Section):
     """Sharding with DeepSpeed ZeRO."""
 
     stage: Literal[0, 1, 2, 3] | Auto = "auto"
-    """DeepSpeed's ZeRO stage. auto: the lowest that fits."""
+    """DeepSpeed's ZeRO stage. auto: the fastest that fits."""
     offload: Offload = "none"
     """Device that holds the optimizer's states with DeepSpeed; cpu: host memory."""
     config: str | None = None

@@ -53,7 +53,7 @@ def test_a_run_on_two_containers_resumes_after_one_is_lost_and_is_evaluated(lab:
     assert artifacts["metrics"][-1]["loss"] < artifacts["metrics"][0]["loss"] - 0.05
     evaluation = artifacts["evaluation"]  # of the exported model, by transformers
     assert evaluation.finetuned.loss < evaluation.base.loss
-    assert "world 2, scheduler batch" in run.log
+    assert "world size 2, scheduler batch" in run.log
     first, second = run.jobs("train_nodes")
     assert (first.status, second.status) == ("FAILED", "SUCCEEDED")
     assert first.stop is None, "the main node's task has ended by itself"

@@ -10,6 +10,7 @@ from checklist.analysis.baseline import Record
 from checklist.analysis.busbw import OPS, busbw
 from checklist.analysis.paths import Paths
 from checklist.measurements import (
+    NOT_REQUESTED,
     PHASES,
     Collective,
     Facts,
@@ -119,7 +120,7 @@ def gpu_run(nodes: int = 2, gpus: int = 8, **changes: Any) -> Measurements:
         ),
         pairs=Cluster(nodes=nodes, speed=45).first_pass() if nodes > 1 else (),
         phases=tuple(
-            Phase(name=name, status="skipped", reason="not asked for")
+            Phase(name=name, status="skipped", reason=NOT_REQUESTED)
             if name == "diag"
             else Phase(name=name, status="done", seconds=1)
             for name in PHASES

@@ -69,7 +69,7 @@ def test_a_gpu_slower_than_its_own_history_is_named_even_if_it_matches_its_peers
         *([[("gemm", "WARN", ("host-3",)), ("hbm", "WARN", ("host-3",))]] * 2),
         [("gemm", "FAIL", ("host-3",)), ("hbm", "FAIL", ("host-3",))],
     ]
-    assert "worse than its own past" in results[5].findings[0].title
+    assert "worse than in earlier runs" in results[5].findings[0].title
 
 
 def test_a_gpu_at_a_new_steady_level_gets_it_as_its_baseline(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_a_permanent_warning_does_not_prevent_a_history_of_measurements(tmp_path
     results = nights(tmp_path / "h.jsonl", lambda night: 1.0 if night < 20 else 0.85, late_clock=True)
     assert {result.verdict for result in results[:20]} == {"WARN"}
     assert verdict_letters(results) == "P" * 20 + "F" * 10
-    assert any("worse than its past" in fault.title for fault in results[20].findings)
+    assert any("worse than in earlier runs" in fault.title for fault in results[20].findings)
 
 
 def test_a_steady_drop_of_seven_percent_warns_and_then_becomes_the_new_baseline(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def test_a_packed_plan_is_read_back_and_is_shorter_than_its_json(monkeypatch: py
         ),
         *(({"interval": value}, f"interval={value!r}") for value in (0, "abc", None, "nan", "inf")),
         ({"plan": 3}, "plan=3"),
-        ({"rightsize": "maybe"}, "it is true or false"),
+        ({"rightsize": "maybe"}, "must be true or false"),
         ({"plan": make_plan, "model": "llama-8b"}, "either plan= or model="),
     ],
 )

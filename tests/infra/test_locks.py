@@ -77,7 +77,7 @@ def test_locks_respect_the_projects_version_bounds(name: str) -> None:
     assert outside(name, requirements_of(*EXTRAS[name])) == [], f"renew it: {RENEW}"
 
 
-@pytest.mark.parametrize("pair", itertools.combinations(("train", "s3", "gs", "azure"), 2), ids="-".join)
+@pytest.mark.parametrize("pair", [*itertools.combinations(("train", "s3", "gs", "azure"), 2)], ids="-".join)
 def test_locks_installed_together_agree(pair: tuple[str, str]) -> None:
     one, other = map(locked, pair)
     assert {

@@ -112,7 +112,7 @@ def test_tiny_llama_trains_over_two_pods(cluster: Cluster, finetuned: Launched) 
     losses = [metrics["loss"] for metrics in artifacts["metrics"]]
     assert len(losses) == STEPS
     assert losses[-1] < losses[0] - 1
-    assert "world 2, scheduler kubernetes" in finetuned.log
+    assert "world size 2, scheduler kubernetes" in finetuned.log
     pods = [pod for pod in cluster.hub.pods if "-0-0.js-" in pod.spec.hostname]
     assert len({pod.spec.hostname for pod in pods}) == 2
     assert len({pod.spec.environment["NODE_NAME"] for pod in pods}) == 2

@@ -214,11 +214,12 @@ class Pod:
             time.sleep(_LOOK_S)
 
     def run(self, command: Sequence[str]) -> None:
-        """Run a command inside the pod, like a hook of kubelet, and wait for it."""
+        """Run a command inside the pod with its environment, like a hook of kubelet, and wait for it."""
         for first in psutil.Process(self._process.pid).children() if command else ():
             # Its root is its own: another mount lies on that of its namespace
             inside = ["--pid", "--mount", "--net", "--uts", "--ipc", "--root", "--wd"]
-            subprocess.run(["nsenter", "--target", str(first.pid), *inside, *command], check=False)
+            enter = ["nsenter", "--target", str(first.pid), *inside]
+            subprocess.run([*enter, *command], env=first.environ(), check=False)
 
     def pids(self) -> list[int]:
         """Return its processes with the ids of this machine."""

@@ -64,6 +64,20 @@ def test_a_killed_pod_leaves_no_process(hub: Hub) -> None:
     assert [pod.pids() for pod in pods_] == [[], []]
 
 
+def test_a_hook_has_the_environment_of_its_pod(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", "/of-the-tests")
+    line = "echo up; until [ -e /tmp/hook ]; do sleep 0.1; done; cat /tmp/hook"
+    spec = PodSpec(name="h", hostname="h", command=("bash", "-c", line), environment={"OF_THE_POD": "yes"})
+    pod = hub.start(spec)
+    deadline = time.monotonic() + 60
+    while not pod.log.read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    pod.run(("sh", "-c", 'echo "${TMPDIR:-none} $OF_THE_POD" >/tmp/new; mv /tmp/new /tmp/hook'))
+    pod.wait(60)
+    assert pod.log.read_text() == "up\nnone yes\n"
+
+
 BED = """
 import sys, time
 from pathlib import Path

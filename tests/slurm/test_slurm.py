@@ -54,7 +54,7 @@ def test_two_nodes_train_and_export_a_model_with_its_settings(slurm: Lab, shared
     job = submit(slurm, shared, *arguments)
     assert slurm.wait_for(job, LIMIT_S) == ("COMPLETED", 0), slurm.output(job)
     job_output = slurm.output(job)
-    assert "engine torchtune, backend gloo, world 2, scheduler slurm, host h1" in job_output
+    assert "engine torchtune, backend gloo, world size 2, scheduler slurm, host h1" in job_output
     assert "rank 1 (node 1, local 0): cpu" in job_output
     assert re.search(r"peak memory of a process: predicted .* GiB .*, measured \d", job_output)
     assert "2 nodes, each: no GPU, 2 CPU" in job_output

@@ -39,7 +39,9 @@ def corruption(context: JudgingContext) -> Judgment:
 
 def _unsteady(context: JudgingContext, rank: int, differing: int) -> Finding:
     name = context.name(context.nodes_by_rank[rank])
-    title = f"Rank {rank} on {name} computes wrongly at times: {differing:,} values of one product differed."
+    title = (
+        f"Rank {rank} on {name} computes wrong values at times: {differing:,} values of a product differed."
+    )
     return finding("corruption", "corruption", "FAIL", title, nodes=[name], ranks=[rank])
 
 
@@ -61,7 +63,7 @@ def _minority(context: JudgingContext, digests: dict[int, str]) -> list[Finding]
             "corruption",
             "corruption",
             "FAIL",
-            f"Rank {rank} on {context.name(context.nodes_by_rank[rank])} computes an exact product wrongly.",
+            f"Rank {rank} on {context.name(context.nodes_by_rank[rank])} computes wrong products.",
             nodes=[context.name(context.nodes_by_rank[rank])],
             ranks=[rank],
         )

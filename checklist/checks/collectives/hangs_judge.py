@@ -40,7 +40,9 @@ def hangs(context: JudgingContext) -> Judgment:
         for phase in failed:
             reasons.setdefault(phase.reason or "no reason known", []).append(phase.name)
         reasons_text = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in reasons.items())
-        return no_verdict("hangs", f"A phase ended early and no rank can be named: {reasons_text}.")
+        return no_verdict(
+            "hangs", f"A phase ended early, and the responsible rank is unknown: {reasons_text}."
+        )
     if not context.measurements.phases:
         return no_verdict("hangs", "Not measured: no phase ran.")
     # A run that skips phases cannot clear a hang in one of them, so it covers no node

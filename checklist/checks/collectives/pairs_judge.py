@@ -167,10 +167,8 @@ def _below_own_past(
     for op, verb, limits in kinds:
         for name, past in context.worse_parts(op, size, sides[op], limits).items():
             streak = "" if limits.in_a_row == 1 else f", {limits.in_a_row} times in a row"
-            title = (
-                f"{name} {verb} {sides[op][name]:.4g} GB/s at best, {-past.change:.0%} worse than its own "
-            )
-            title += f"past, {past.median:.4g}{streak}."
+            title = f"{name} {verb} {sides[op][name]:.4g} GB/s at best, {-past.change:.0%} worse than in "
+            title += f"earlier runs, {past.median:.4g}{streak}."
             level: Gravity = "FAIL" if past.verdict == "FAIL" else "WARN"
             names = name.split(" > ")
             blamed, suspects = (names, []) if op != PAIR else ([], names)
@@ -227,8 +225,8 @@ def _uplink(context: JudgingContext, links: list[Fault]) -> Finding | None:
     if len(labels) > 2:
         label = f"{len(labels)} groups, the smallest of them {labels[0]},"
     paths = len({(min(pair), max(pair)) for pair in slow})
-    title = f"The uplink between {label} is slow: each of the {paths} paths over it has {share} of what it "
-    title += "should."
+    title = f"The uplink between {label} is slow: each of the {paths} paths over it has {share} of its "
+    title += "expected bandwidth."
     return finding(
         "pairs",
         "slow-uplink",
@@ -242,7 +240,7 @@ def _uplink(context: JudgingContext, links: list[Fault]) -> Finding | None:
 
 
 def _fault(context: JudgingContext, fault: Fault) -> Finding:
-    share = f"{fault.ratio:.0%} of what it should be"
+    share = f"{fault.ratio:.0%} of the expected speed"
     confirmed = fault.status == "confirmed"
     gravity: Gravity = "WARN" if fault.slight else "FAIL"
     nvlink = " over NVLink" if fault.over == "nvlink" else ""
@@ -265,7 +263,7 @@ def _fault(context: JudgingContext, fault: Fault) -> Finding:
         if fault.both_ways:
             title = f"The link between {src} and {dst} is slow{nvlink}: {share}."
         if not fault.ratio:
-            title = f"Nothing gets {'between' if fault.both_ways else 'from'} {src} {arrow} {dst}."
+            title = f"No data passes {'between' if fault.both_ways else 'from'} {src} {arrow} {dst}."
     if not confirmed:
         return finding("pairs", "slow-suspect", "WARN", f"{title} Not measured again alone.", suspects=names)
     if fault.node is None:
@@ -321,7 +319,7 @@ def _shared(context: JudgingContext, diagnosis: Diagnosis) -> list[Finding]:
         return []  # pairs that are slow in isolation have their own finding
     links = [(context.name(src), context.name(dst)) for src, dst in shared.links]
     directions = shorten(tuple(f"{src} to {dst}" for src, dst in links))
-    title = f"{directions} reach {shared.share:.0%} of what each does alone when they send at once: "
+    title = f"{directions} reach {shared.share:.0%} of their own speeds if they send at once: "
     title += "they share a path with too little bandwidth."
     return [finding("pairs", "crowded", "WARN", title, links=links)]
 

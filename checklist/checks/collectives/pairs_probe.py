@@ -61,7 +61,7 @@ def exchange(
 ) -> dict[str, Any]:
     """Run one end of an NCCL group of two: first one direction, then the other.
 
-    Returns the seconds of each message that this end sends ("there") and receives ("back").
+    Returns the seconds of each message that this end sends ("sent") and receives ("received").
     """
     import torch
     import torch.distributed as dist
@@ -87,7 +87,7 @@ def exchange(
             if repetition >= _WARM_UPS:
                 times[sends].append(time.perf_counter() - start)
     end_group(context)
-    return {"there": times[True], "back": times[False], "bytes": size}
+    return {"sent": times[True], "received": times[False], "bytes": size}
 
 
 def summary(seconds: list[float], size: int) -> tuple[float, float]:

@@ -218,7 +218,7 @@ def _failed(context: JudgingContext, check: str, failed: list[Local], *, stores:
         )
     for folder, affected in missing.items():
         names = list(dict.fromkeys(context.name_of_rank(local.rank) for local in affected))
-        title = f"The folder {folder} ({check}) is not there on {', '.join(names)}."
+        title = f"The folder {folder} ({check}) does not exist on {', '.join(names)}."
         ranks = [local.rank for local in affected]
         findings.append(
             finding(check, "no-folder", "FAIL", title, suspects=names, ranks=ranks, folder=folder)
@@ -339,7 +339,7 @@ def _below_own_past(
     for name, past in worse.items():
         fact = holders[name]
         title = f"{kind} of rank {fact.rank} ({name}): {figures[name]:.4g} {unit}, "
-        title += f"{-past.change:.0%} worse than its own past, {past.median:.4g}."
+        title += f"{-past.change:.0%} worse than in earlier runs, {past.median:.4g}."
         level: Gravity = "FAIL" if past.verdict == "FAIL" else "WARN"
         nodes = [context.name(fact.node)]
         findings.append(finding(check, "below-history", level, title, nodes=nodes, ranks=[fact.rank]))

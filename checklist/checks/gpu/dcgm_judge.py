@@ -44,7 +44,10 @@ def dcgm(context: JudgingContext) -> Judgment:
         reason = first.error or f"it has left out all its tests ({shorten(first.left_out)})"
         names = shorten(context.names(report.node for report in incomplete))
         return no_verdict(
-            "dcgm", f"No answer of DCGM's diagnostic on {names}: {reason}.", measured=bool(done), nodes=nodes
+            "dcgm",
+            f"No response from DCGM's diagnostic on {names}: {reason}.",
+            measured=bool(done),
+            nodes=nodes,
         )
     passed_count = len({name for report in done for name in report.passed})
     omitted = tuple(sorted({name for report in done for name in report.left_out}))

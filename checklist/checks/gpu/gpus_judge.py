@@ -13,6 +13,7 @@ from checklist.judging.context import JudgingContext, Judgment, decide, no_verdi
 from checklist.measurements import GpuHealth
 from checklist.result import Finding
 from estimator import hardware
+from estimator.formatting import format_count
 
 NORMAL_THROTTLING = (
     "software power cap",
@@ -54,7 +55,7 @@ def gpus(context: JudgingContext) -> Judgment:
     for fact in context.facts:
         if fact.gpu_processes:
             owner = f"the GPU of rank {fact.rank} ({context.name(fact.node)})"
-            title = f"{fact.gpu_processes} processes of others were on {owner}."
+            title = f"{format_count(fact.gpu_processes, 'other process')} used {owner}."
             findings.append(finding("gpus", "gpu-busy", "WARN", title, ranks=[fact.rank]))
     basis = f"as its machine type has {machine}" if machine else "the same everywhere"
     return decide("gpus", f"{common} GPUs on each node, {basis}.", findings, nodes=context.all_names)
@@ -96,7 +97,7 @@ def gpu_health(context: JudgingContext) -> Judgment:
     findings += _less_memory(context, after or states)
     unique = {(fault.code, fault.ranks): fault for fault in findings}  # before and after: once
     if not unique and len(after) < len(context.facts):
-        return no_verdict("gpu-health", "The GPUs were not asked again after the load.")
+        return no_verdict("gpu-health", "The state of the GPUs was not read again after the load.")
     if not unique and any(state.xids is None for state in after):
         return no_verdict("gpu-health", "XID events cannot be read here; everything else is in order.")
     if not unique and any(state.ecc_uncorrected is None and state.remap_failed is None for state in after):
@@ -147,7 +148,7 @@ def _less_memory(context: JudgingContext, states: list[GpuHealth]) -> list[Findi
         gpu, largest = hardware.find_gpu_by_nvml_name(kind), max(mib for _, mib in memories)
         data_sheet_mib = 0.0 if gpu is None else gpu.vram_bytes / (1 << 20)
         if largest < FULL_MEMORY * data_sheet_mib:
-            title = f"All GPUs of model {kind} have {largest:,} MiB of memory or less, by the data sheet "
+            title = f"All GPUs of model {kind} have at most {largest:,} MiB of memory; the data sheet states "
             title += f"{data_sheet_mib:,.0f}."
             findings.append(finding("gpu-health", "memory-short", "WARN", title))
         for state, mib in memories:
@@ -172,9 +173,8 @@ def _replays(context: JudgingContext, states: list[GpuHealth]) -> list[Finding]:
             continue
         if (final - first) / minutes > PCIE_REPLAYS_PER_MINUTE:
             name = context.name_of_rank(state.rank)
-            title = (
-                f"The PCIe link of the GPU of rank {state.rank} ({name}) sent again {final - first:,} times."
-            )
+            replays = f"replayed {final - first:,} packets"
+            title = f"The PCIe link of the GPU of rank {state.rank} ({name}) {replays}."
             findings.append(_warning("pcie-replays", title, name, state))
     return findings
 
@@ -234,7 +234,7 @@ def _unhealthy(context: JudgingContext, state: GpuHealth) -> list[Finding]:
         faults.append(("xid-earlier", "WARN", f"{gpu} reported XID {codes} before the run, since boot."))
     if state.recovery_action not in (None, "none"):
         facts["action"] = state.recovery_action
-        faults.append(("recovery", "FAIL", f"{gpu}: its driver asks for a {state.recovery_action}."))
+        faults.append(("recovery", "FAIL", f"{gpu}: its driver requests a {state.recovery_action}."))
     reasons = [reason for reason in state.throttle_reasons or () if reason not in NORMAL_THROTTLING]
     if reasons:
         facts["reasons"] = ", ".join(reasons)

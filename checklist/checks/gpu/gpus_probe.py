@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from checklist.checks.gpu import nvlink_probe, xids_probe
-from checklist.checks.gpu.nvml import fields, optional, session, text, throttle_reasons, visible
+from checklist.checks.gpu.nvml import fields, optional, queries, session, text, throttle_reasons, visible
 from checklist.measurements import GpuHealth, to_dict
 from checklist.probing.context import Context
 
@@ -70,9 +70,7 @@ def health(context: Context, when: str) -> list[dict[str, Any]]:
 
 
 def _health(nvml: Any, handle: Any, rank: int, when: Any) -> GpuHealth:
-    def query(name: str, *arguments: Any) -> Any:
-        return optional(lambda: getattr(nvml, name)(handle, *arguments), nvml)
-
+    query = queries(nvml, handle)
     remapped = query("nvmlDeviceGetRemappedRows")
     spare_rows = query("nvmlDeviceGetRowRemapperHistogram")
     memory, power = query("nvmlDeviceGetMemoryInfo"), query("nvmlDeviceGetPowerUsage")

@@ -60,7 +60,7 @@ def gpu_load(context: JudgingContext) -> Judgment:
     findings += below_product(context, states)
     figures = [*clocks, *_figures(context, states, "power_w", "power", "W")]
     figures += _figures(context, states, "temperature_c", "temperature", "°C")
-    passed = "No GPU is held back by heat, power or its slot."
+    passed = "No GPU is limited by temperature, power or its slot."
     return decide("gpu-load", passed, findings, nodes=nodes, figures=figures)
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from checklist.checks.gpu.nvml import optional, session, text, throttle_reasons, visible
+from checklist.checks.gpu.nvml import optional, queries, session, text, throttle_reasons, visible
 from checklist.measurements import GpuHealth
 from checklist.probing.context import Context
 
@@ -69,10 +69,7 @@ def _watch(context: Context, stop: threading.Event, readings: list[GpuHealth]) -
 
 def sample(nvml: Any, handle: Any) -> Sample:
     """Read the GPU's current state."""
-
-    def query(name: str, *arguments: Any) -> Any:
-        return optional(lambda: getattr(nvml, name)(handle, *arguments), nvml)
-
+    query = queries(nvml, handle)
     power = query("nvmlDeviceGetPowerUsage")
     return Sample(
         sm_clock_mhz=query("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM),
@@ -87,9 +84,7 @@ def sample(nvml: Any, handle: Any) -> Sample:
 
 def health(nvml: Any, handle: Any, rank: int, samples: Sequence[Sample]) -> GpuHealth:
     """Summarize the samples: medians, maximum temperature, and newest PCIe generation."""
-
-    def query(name: str, *arguments: Any) -> Any:
-        return optional(lambda: getattr(nvml, name)(handle, *arguments), nvml)
+    query = queries(nvml, handle)
 
     def values_of(field: str) -> list[Any]:
         return [value for sample in samples if (value := getattr(sample, field)) is not None]

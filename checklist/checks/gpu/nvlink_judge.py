@@ -62,14 +62,14 @@ def _fabric(context: JudgingContext, state: GpuHealth) -> list[Finding]:
     if state.fabric is None:
         return []
     if state.fabric != _DONE:
-        symptom = f"is not taken in by the fabric manager: {state.fabric}"
+        symptom = f"is not registered with the fabric manager: {state.fabric}"
         # A single GPU of a shared machine works without the fabric; with several, CUDA does not initialize
         single_gpu = context.measurements.gpus_per_node_asked == 1
         return [_of_gpu(context, state, "fabric-state", "WARN" if single_gpu else "FAIL", symptom)]
     if not state.fabric_faults:
         return []
     verdict: Gravity = "FAIL" if set(state.fabric_faults) - set(_TRANSIENT) else "WARN"
-    symptom = f"is ill in its NVLink fabric: {', '.join(state.fabric_faults)}"
+    symptom = f"reports faults of its NVLink fabric: {', '.join(state.fabric_faults)}"
     return [_of_gpu(context, state, "fabric-state", verdict, symptom)]
 
 
@@ -90,7 +90,7 @@ def _below_product(context: JudgingContext, states: list[GpuHealth]) -> list[Fin
             title = (
                 f"The NVLinks of each {gpu.name} carry at most {max(measured):.0f} GB/s in one direction, "
             )
-            title += f"by its data sheet {expected:.0f}."
+            title += f"the data sheet states {expected:.0f}."
             findings.append(finding("gpu-health", "nvlink-below-product", "WARN", title))
     return findings
 

@@ -53,6 +53,11 @@ def optional(query: Callable[[], T], nvml: Any) -> T | None:
         return None
 
 
+def queries(nvml: Any, handle: Any) -> Callable[..., Any]:
+    """Return a function that queries the GPU by name and arguments; its result is None if unsupported."""
+    return lambda name, *arguments: optional(lambda: getattr(nvml, name)(handle, *arguments), nvml)
+
+
 def fields(nvml: Any, handle: Any, requested: Sequence[Field]) -> list[int | None]:
     """Read field values in one call; None for fields unsupported by the GPU or driver."""
     replies = optional(lambda: nvml.nvmlDeviceGetFieldValues(handle, list(requested)), nvml)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Literal, get_args
+
+from estimator.data import load_rows, parse_row
 
 FILE = Path(__file__).with_name("xids.csv")
 Action = Literal["MONITOR", "RESET", "REBOOT", "ISOLATE"]
@@ -31,20 +32,7 @@ class Xid:
 @cache
 def table() -> dict[int, Xid]:
     """Load all rows by code, without codes marked unused in the catalogue."""
-    with FILE.open(newline="", encoding="utf-8") as file:
-        return {int(row["code"]): _xid(row) for row in csv.DictReader(file)}
-
-
-def _xid(row: dict[str, str]) -> Xid:
-    known_action = next(action for action in ACTIONS if action == row["action"])
-    return Xid(
-        code=int(row["code"]),
-        name=row["name"],
-        action=known_action,
-        catalogue=row["catalogue"],
-        source=row["source"],
-        date=row["date"],
-    )
+    return {int(row["code"]): Xid(**parse_row(Xid, row)) for row in load_rows(FILE)}
 
 
 def action(code: int) -> Action:

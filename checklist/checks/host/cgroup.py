@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from checklist.probing.kernel_files import read_number, read_text
+
 _UNLIMITED_BYTES = 1 << 60  # version 1 shows "no limit" as the largest multiple of a page
 
 
@@ -56,7 +58,7 @@ def load_per_cpu() -> float:
 
 def _groups(root: Path, controller: str) -> Iterator[Path]:
     """Yield this process's group of a controller and the groups above it, as far as they are visible."""
-    for line in (_text(root / "proc/self/cgroup") or "").splitlines():
+    for line in (read_text(root / "proc/self/cgroup") or "").splitlines():
         _, _, path_text = line.partition(":")
         controllers, _, path = path_text.partition(":")
         if controllers == "":
@@ -75,24 +77,26 @@ def _groups(root: Path, controller: str) -> Iterator[Path]:
 
 def _quota(group: Path) -> float | None:
     """Return the CPUs of a group's quota; None without one."""
-    values = (_text(group / "cpu.max") or "").split()
+    values = (read_text(group / "cpu.max") or "").split()
     if len(values) == 2:
         return int(values[0]) / int(values[1]) if values[0] != "max" else None
-    quota, period = _number(group / "cpu.cfs_quota_us"), _number(group / "cpu.cfs_period_us")
+    quota, period = read_number(group / "cpu.cfs_quota_us"), read_number(group / "cpu.cfs_period_us")
     return quota / period if quota is not None and period and quota > 0 else None
 
 
 def _memory(group: Path) -> int | None:
-    size = _number(group / "memory.max")  # "max" is no number
+    size = read_number(group / "memory.max")  # "max" is no number
     if size is None:
-        size = _number(group / "memory.limit_in_bytes")
+        size = read_number(group / "memory.limit_in_bytes")
     return size if size is not None and 0 < size < _UNLIMITED_BYTES else None
 
 
 def _throttling(group: Path) -> Throttling | None:
     if _quota(group) is None:
         return None
-    stat = dict(line.split()[:2] for line in (_text(group / "cpu.stat") or "").splitlines() if " " in line)
+    stat = dict(
+        line.split()[:2] for line in (read_text(group / "cpu.stat") or "").splitlines() if " " in line
+    )
     try:
         return Throttling(periods=int(stat["nr_periods"]), throttled=int(stat["nr_throttled"]))
     except (KeyError, ValueError):
@@ -100,22 +104,8 @@ def _throttling(group: Path) -> Throttling | None:
 
 
 def _machine_bytes(root: Path) -> int | None:
-    for line in (_text(root / "proc/meminfo") or "").splitlines():
+    for line in (read_text(root / "proc/meminfo") or "").splitlines():
         name, _, value = line.partition(":")
         if name == "MemTotal":
             return int(value.split()[0]) * 1024
     return None
-
-
-def _number(file: Path) -> int | None:
-    try:
-        return int(_text(file) or "")
-    except ValueError:
-        return None
-
-
-def _text(file: Path) -> str | None:
-    try:
-        return file.read_text().strip()
-    except OSError:  # another version of cgroups, or not visible in this container
-        return None

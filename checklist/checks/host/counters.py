@@ -12,6 +12,7 @@ from typing import Any
 
 from checklist.checks.host import cgroup
 from checklist.probing.context import Context
+from checklist.probing.kernel_files import read_number
 
 _SNMP = Path("/proc/self/net/snmp")  # of this process's network namespace
 _RDMA = Path("/sys/class/infiniband")
@@ -58,7 +59,7 @@ def read(_: Context, nic: str | None) -> dict[str, Any]:
         "tcp_segments": segments,
         "tcp_retransmitted": retransmitted,
         "rdma_errors": rdma(_RDMA),
-        "carrier_changes": None if port is None else _number(port / "carrier_changes"),
+        "carrier_changes": None if port is None else read_number(port / "carrier_changes"),
         "port_errors": None if port is None else ethernet(port, _ethtool(port.name)),
         "cpu_periods": None if cpu is None else cpu.periods,
         "cpu_throttled": None if cpu is None else cpu.throttled,
@@ -67,7 +68,7 @@ def read(_: Context, nic: str | None) -> dict[str, Any]:
 
 def ethernet(port: Path, ethtool_output: str) -> dict[str, int]:
     """Return error counters of an interface from /sys/class/net and from the output of ``ethtool -S``."""
-    crc = _number(port / _CRC)
+    crc = read_number(port / _CRC)
     counters = {} if crc is None else {"rx_crc_errors": crc}
     for line in ethtool_output.splitlines():
         name, _, value = line.partition(":")
@@ -106,7 +107,7 @@ def rdma(devices: Path) -> dict[str, int] | None:
         # EFA's counters are in the device's folder in some kernels, in the port's folder in others
         for folder, where in ((port, f"{device}/{port.name}"), (port.parent.parent, device)):
             for error in _ERRORS:
-                value = _number(folder / error)
+                value = read_number(folder / error)
                 if value is not None:
                     counters[f"{where}/{error.rpartition('/')[2]}"] = value
     return counters if ports else None
@@ -129,10 +130,3 @@ def growth(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
         **{name: more(name) for name in ("tcp_segments", "tcp_retransmitted", "carrier_changes", *OF_CPU)},
         **{name: errors(name) for name in ("rdma_errors", "port_errors")},
     }
-
-
-def _number(path: Path) -> int | None:
-    try:
-        return int(path.read_text())
-    except (OSError, ValueError):  # not every device has every counter
-        return None

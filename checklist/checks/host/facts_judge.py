@@ -38,7 +38,7 @@ def ranks(context: JudgingContext) -> Judgment:
         return context.unmeasured("ranks", "facts")
     findings = _missing(context, world) or _unequal(context)
     findings += [*_shared_hosts(context), *_shared_gpus(context)]
-    passed = f"{len(context.facts)} ranks on {len(run.nodes)} nodes, as asked for."
+    passed = f"{len(context.facts)} ranks on {len(run.nodes)} nodes, as requested."
     return decide("ranks", passed, findings, nodes=context.all_names)
 
 
@@ -47,11 +47,11 @@ def _missing(context: JudgingContext, world: int) -> list[Finding]:
     if len(context.facts) >= world and seen >= asked:
         return []
     if seen == 1 < asked and len(context.measurements.hosts) < 2:
-        title = f"{asked} nodes asked for, 1 seen ({context.all_names[0]}): separate jobs, or its control "
+        title = f"{asked} nodes requested, 1 seen ({context.all_names[0]}): separate jobs, or its control "
         title += "ports are blocked."
         return [finding("ranks", "ranks-separate", "FAIL", title)]
     title = (
-        f"{world} ranks on {asked} nodes asked for, {len(context.facts)} on {seen} seen{_absent(context)}."
+        f"{world} ranks on {asked} nodes requested, {len(context.facts)} on {seen} seen{_absent(context)}."
     )
     return [finding("ranks", "ranks-missing", "FAIL", title)]
 
@@ -247,7 +247,10 @@ def clock(context: JudgingContext) -> Judgment:
         certain = abs(deviation) - (fact.clock_offset_error_s or 0.0)
         if certain > SKEW_WARN_S:
             name = context.name(fact.node)
-            title, suspects = f"The clock of {name} is {deviation:+.1f} s off the others'.", [name]
+            title, suspects = (
+                f"The clock of {name} differs by {deviation:+.1f} s from those of its peers.",
+                [name],
+            )
             if len(context.leaders) == 2:
                 suspects = [*context.all_names]
                 title = f"The clocks of {' and '.join(suspects)} are {abs(deviation):.1f} s apart."

@@ -19,6 +19,7 @@ from checklist.checks.host.physical_host import physical_host
 from checklist.checks.network import efa_probe, lldp_probe, nics_probe, rdma_probe
 from checklist.measurements import Facts, to_dict
 from checklist.probing.context import Context
+from checklist.probing.kernel_files import read_text
 
 HOST_ID = "CHECKLIST_HOST_ID"  # replaces the kernel's boot id if one kernel simulates several hosts
 _IMAGE_VARIABLES = ("CHECKLIST_IMAGE", "CONTAINER_IMAGE", "IMAGE_NAME")
@@ -40,7 +41,7 @@ def gather(context: Context, backend: str, route_to: str) -> dict[str, Any]:
         node=context.node,
         local_rank=context.local_rank,
         hostname=socket.gethostname(),
-        boot_id=os.environ.get(HOST_ID) or _read("/proc/sys/kernel/random/boot_id"),
+        boot_id=os.environ.get(HOST_ID) or read_text(Path("/proc/sys/kernel/random/boot_id")),
         uptime_s=_uptime_s() if context.local_rank == 0 else None,
         node_name=os.environ.get("NODE_NAME") or cloud_place.instance or socket.gethostname(),
         addresses=tuple(address for nic in interfaces for address in nic.addresses),
@@ -67,7 +68,7 @@ def gather(context: Context, backend: str, route_to: str) -> dict[str, Any]:
         load_per_cpu=cgroup.load_per_cpu(),
         memory_bytes=cpu_limits.memory_bytes,
         efa_devices=efa_probe.devices(),
-        ib_devices=_devices("/sys/class/infiniband"),
+        ib_devices=_devices(),
         rdma_ports=rdma_probe.ports() if context.local_rank == 0 else None,
         gpu_processes=None if uuid is None else (gpus.busy or {}).get(uuid, 0),
         settings=settings_probe.read(interfaces, choice.nic) if context.local_rank == 0 else {},
@@ -99,7 +100,9 @@ def _versions(driver: str | None) -> dict[str, str | None]:
 
 def _efa_installer() -> str | None:
     """Return the version of AWS's EFA installer (libfabric, aws-ofi-nccl); None without its package list."""
-    match = re.search(r"EFA installer version:\s*(\S+)", _read("/opt/amazon/efa_installed_packages") or "")
+    match = re.search(
+        r"EFA installer version:\s*(\S+)", read_text(Path("/opt/amazon/efa_installed_packages")) or ""
+    )
     return match.group(1) if match else None
 
 
@@ -115,13 +118,13 @@ def _torch_cuda() -> str | None:
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return None
-    text = _read(str(Path(spec.origin).with_name("version.py"))) or ""
+    text = read_text(Path(spec.origin).with_name("version.py")) or ""
     match = re.search(r"^cuda\b[^=]*=\s*'([^']+)'", text, re.MULTILINE)
     return match.group(1) if match else None
 
 
 def _uptime_s() -> float | None:
-    text = _read("/proc/uptime")
+    text = read_text(Path("/proc/uptime"))
     return None if text is None else float(text.split()[0])
 
 
@@ -138,15 +141,8 @@ def _memlock() -> int:
     return -1 if soft == resource.RLIM_INFINITY else soft
 
 
-def _devices(directory: str) -> tuple[str, ...]:
+def _devices() -> tuple[str, ...]:
     try:
-        return tuple(sorted(os.listdir(directory)))  # noqa: PTH208 - only names are needed
+        return tuple(sorted(os.listdir("/sys/class/infiniband")))  # noqa: PTH208 - only names are needed
     except OSError:
         return ()
-
-
-def _read(path: str) -> str | None:
-    try:
-        return Path(path).read_text().strip() or None
-    except OSError:
-        return None

@@ -57,7 +57,7 @@ def _too_little(context: JudgingContext, fact: Facts) -> list[Finding]:
     name, findings = context.name(fact.node), []
     ranks = context.measurements.gpus_per_node_asked
     if fact.cpus is not None and fact.cpus < ranks:
-        title = f"{name} may use {fact.cpus:g} CPUs, fewer than one a rank ({ranks})."
+        title = f"{name} may use {fact.cpus:g} CPUs, fewer than one per rank ({ranks})."
         findings.append(finding("host-limits", "cpu-limit", "WARN", title, suspects=[name]))
     if fact.memory_bytes is not None and fact.memory_bytes < ranks * RANK_BYTES:
         title = f"{name} may use {format_bytes(fact.memory_bytes)} of memory; its ranks ({ranks}) need "

@@ -36,20 +36,20 @@ def host_settings(context: JudgingContext) -> Judgment:
     reference, right = _reference(context, hosts)
     compared_hosts = [fact for fact in hosts if right != context.name(fact.node)]
     if not compared_hosts or (reference is None and len(hosts) < 2):
-        return skipped("host-settings", "There is one host, and no other's settings (--reference-settings).")
+        return skipped("host-settings", "There is one host and no reference (--reference-settings).")
     if reference is None:
         return _among_themselves(context, hosts)
     unlike = [fact for fact in compared_hosts if machine_of(fact) not in reference]
     comparable = [fact for fact in compared_hosts if machine_of(fact) in reference]
     if not comparable:
-        title = f"The reference is of {_describe(reference)}, and no node of this run is."
+        title = f"The reference covers {_describe(reference)} only, and this run has no such node."
         return no_verdict("host-settings", title)
     differences_of = {fact.node: _differences(fact, reference[machine_of(fact)]) for fact in comparable}
     findings = _findings(context, differences_of, f"those of {right}", blamed=True)
-    passed = f"All settings that are known are those of {right}."
+    passed = f"All known settings are those of {right}."
     if unlike:
         names = shorten(context.names(fact.node for fact in unlike))
-        passed += f" Not compared, as of another kind: {names}."
+        passed += f" Not compared, as their machines differ: {names}."
     return decide("host-settings", passed, findings, nodes=context.all_names)
 
 

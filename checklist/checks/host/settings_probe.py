@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from checklist.measurements import COMMAND_LINE, CPU, PARAMETER, Nic
+from checklist.probing.kernel_files import read_bytes
 
 MODULES = ("nvidia_peermem", "gdrdrv")  # GPU Direct RDMA; read if the GPU's driver is loaded
 # Parameters of Documentation/admin-guide/kernel-parameters.txt that affect speed; others may be host-specific
@@ -68,7 +69,7 @@ def read(nics: tuple[Nic, ...], nic: str | None, root: Path = Path("/")) -> dict
 
 
 def _cpu(root: Path) -> str | None:
-    lines = _bytes(root / "proc/cpuinfo").decode(errors="replace").splitlines()
+    lines = read_bytes(root / "proc/cpuinfo").decode(errors="replace").splitlines()
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), None)
 
 
@@ -116,7 +117,9 @@ def _pci(root: Path) -> dict[str, str | None]:
     domains = _distinct(groups.glob("*/type"))
     if domains is None and groups.is_dir():
         domains = "off" if not any(groups.iterdir()) else None
-    configs = [config for file in (root / "sys/bus/pci/devices").glob("*/config") if (config := _bytes(file))]
+    configs = [
+        config for file in (root / "sys/bus/pci/devices").glob("*/config") if (config := read_bytes(file))
+    ]
     readable = [config for config in configs if len(config) > _EXTENDED]
     redirecting = sum(bool(_acs(config) & _ACS_REDIRECTS) for config in readable)
     return {
@@ -203,10 +206,3 @@ def _text(file: Path) -> str | None:
         return " ".join(file.read_text(errors="replace").split())
     except OSError:  # missing or not permitted
         return None
-
-
-def _bytes(file: Path) -> bytes:
-    try:
-        return file.read_bytes()
-    except OSError:
-        return b""

@@ -28,12 +28,14 @@ def efa(context: JudgingContext) -> Judgment:
         context.nodes_by_rank[result.rank] for result in completed if result.rank in context.nodes_by_rank
     )
     if not completed:
-        return no_verdict("efa", "Not measured: there is no fi_pingpong, which AWS's EFA installer brings.")
+        return no_verdict("efa", "Not measured: there is no fi_pingpong, a part of AWS's EFA installer.")
     findings = []
     for local in completed:
         if local.value is None:
             name = context.name_of_rank(local.rank)
-            title = f"EFA does not get a message from {name} to itself: {local.error or 'no reason known'}."
+            title = (
+                f"EFA does not deliver a message from {name} to itself: {local.error or 'no reason known'}."
+            )
             findings.append(finding("efa", "efa-loopback", "FAIL", title, nodes=[name]))
     figures = [
         Figure(name="efa_loopback", value=local.value, unit="GB/s", verdict="NO-VERDICT", rank=local.rank)

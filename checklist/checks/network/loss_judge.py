@@ -12,6 +12,7 @@ from checklist.judging.advice import finding
 from checklist.judging.context import JudgingContext, Judgment, decide, no_verdict, skipped
 from checklist.measurements import Counters
 from checklist.result import Figure, Finding, Gravity, Result, Verdict
+from estimator.formatting import format_count
 
 CROWDED = 3  # minimum number of nodes or links with loss only under load: then the shared network is at fault
 COMES_AND_GOES = ("loss-intermittent", "carrier")  # codes of intermittent findings kept for later runs
@@ -51,7 +52,9 @@ def loss(context: JudgingContext) -> Judgment:
     if not any(fault.code.startswith("loss-") for fault in findings):
         findings += [fault for reading in counters for fault in _of_node(context, reading)]
     findings += _recurring(context, findings)
-    text = "No port has counted an error" if share is None else f"{share:.3%} of the segments were sent again"
+    text = "No port has counted an error"
+    if share is not None:
+        text = f"{share:.3%} of the segments were retransmitted"
     return decide("loss", f"{text}.", findings, nodes=context.all_names, figures=figures)
 
 
@@ -98,13 +101,15 @@ def _of_pairs(context: JudgingContext) -> list[Finding]:
 def _crowded(losses: list[Loss]) -> Finding:
     """Report loss at many places that is absent in isolation as a fault of the shared network."""
     pairs, worst = sum(len(case.pairs) for case in losses), max(case.rate for case in losses)
-    title = f"Packets of {pairs} pairs are lost while others send too, up to {worst:.1%}, and of none alone."
+    title = (
+        f"{pairs} pairs lose up to {worst:.1%} of their packets if all pairs send at once, and none alone."
+    )
     return finding("loss", "loss-crowded", "WARN", title)
 
 
 def _lasting(context: JudgingContext, fault: Loss) -> Finding:
     """Build the finding of a lasting loss: FAIL if it is serious and persists in isolation."""
-    symptom = f"{fault.rate:.1%} of the segments are sent again"
+    symptom = f"{fault.rate:.1%} of the segments are retransmitted"
     if not fault.rate:
         symptom = "slow messages take more than twice as long as the best"
     verdict: Gravity = "FAIL" if fault.rate >= SERIOUS and fault.alone is True else "WARN"
@@ -115,7 +120,7 @@ def _lasting(context: JudgingContext, fault: Loss) -> Finding:
         return finding(
             "loss", "loss-link", verdict, title, suspects=names, links=[(src, dst)], src=src, dst=dst
         )
-    title = f"Packets {where} are lost, with {len(fault.pairs)} other nodes: {symptom}."
+    title = f"Packets {where} are lost: {symptom}."
     return finding("loss", "loss-node", verdict, title, nodes=names, nic=nic_of(context, fault.node))
 
 
@@ -126,15 +131,19 @@ def _locate(context: JudgingContext, fault: Loss) -> tuple[str, tuple[str, ...]]
         where = f"between {src} and {dst}" if len(fault.pairs) > 1 else f"from {src} to {dst}"
         return where, context.names(fault.pairs[0])
     name = context.name(fault.node)
-    return f"that {name} {'sends' if fault.kind == 'transmit' else 'is sent'}", (name,)
+    peers = format_count(len(fault.pairs), "other node")
+    where = f"by {name} to {peers}" if fault.kind == "transmit" else f"to {name} by {peers}"
+    return f"sent {where}", (name,)
 
 
 def _intermittent(context: JudgingContext, fault: Loss) -> Finding:
     """Report temporary serious loss, with its dates and frequency."""
     where, names = _locate(context, fault)
-    symptoms = [f"{fault.rate:.1%} of the segments were sent again"] if fault.rate >= LOSSY else []
-    symptoms += [f"a message was held up for {fault.stall_s:.1f} s"] if fault.stall_s else []
-    timing = {False: "not when measured alone", True: "alone too", None: "not measured again"}[fault.alone]
+    symptoms = [f"{fault.rate:.1%} of the segments were retransmitted"] if fault.rate >= LOSSY else []
+    symptoms += [f"a message was delayed by {fault.stall_s:.1f} s"] if fault.stall_s else []
+    timing = {False: "not when measured alone", True: "also when measured alone", None: "not measured again"}[
+        fault.alone
+    ]
     this_run = Sightings(unix=context.finished_unix, nodes=context.all_names, seen=(names,))
     recurred = recurrence.count_nights(
         names, [*recurrence.recent(context.sightings, context.finished_unix), this_run]
@@ -159,7 +168,7 @@ def _of_nights(context: JudgingContext, case: Recurrence) -> Finding:
     """Build the finding of a node or link that lost packets on several nights."""
     link = len(case.names) > 1
     owner = f"between {' and '.join(case.names)}" if link else f"of {case.names[0]}"
-    title = f"The link {owner} comes and goes: seen {case.description}."
+    title = f"The link {owner} loses packets again and again: seen {case.description}."
     nodes, suspects = ((), case.names) if link else (case.names, ())
     node = next(node for node in context.measurements.nodes if context.name(node) == case.names[0])
     return finding(
@@ -183,5 +192,5 @@ def _of_node(context: JudgingContext, counters: Counters) -> list[Finding]:
     if share < SERIOUS:
         return []
     name = context.name(counters.node)
-    title = f"{name} sent {share:.1%} of its TCP segments again in phase {counters.phase}."
+    title = f"{name} retransmitted {share:.1%} of its TCP segments in phase {counters.phase}."
     return [finding("loss", "loss-world", "WARN", title, suspects=[name])]

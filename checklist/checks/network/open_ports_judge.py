@@ -40,9 +40,11 @@ def open_ports(context: JudgingContext) -> Judgment:
     untried = set(context.measurements.nodes) - {dst for _, dst in main}
     if untried and not findings:
         return no_verdict("open-ports", f"Ports of {shorten(context.names(untried))} were not tried.")
-    text = f"Open all over the kernels' range, {_range(next(iter(main.values())))}."
+    text = f"Open in the kernels' whole range, {_range(next(iter(main.values())))}."
     if other and all(item.blocked for item in other.values()):
-        text += f" Over {_family(next(iter(other.values())).address)} no node is reached; nothing takes that."
+        text += (
+            f" Over {_family(next(iter(other.values())).address)} no node is reached, and nothing uses it."
+        )
     return decide("open-ports", text, findings, nodes=context.all_names)
 
 
@@ -103,7 +105,7 @@ def _families(
             if nodes:
                 names = context.names(nodes)
                 verb = singular if len(names) == 1 else plural
-                title = f"{shorten(names)} {verb} over {family}, but over {other_name}."
+                title = f"{shorten(names)} {verb} over {family}, only over {other_name}."
                 findings.append(
                     finding(
                         "open-ports",

@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 
 from checklist.measurements import RdmaPort
+from checklist.probing.kernel_files import read_text
 
 _DEVICES = Path("/sys/class/infiniband")
 
@@ -24,11 +25,11 @@ def _port(port: Path) -> RdmaPort:
     return RdmaPort(
         name=f"{device.name}/{port.name}",
         # Prefer the board to the chip, because cards of different rates share a chip
-        model=_read(device / "board_id") or _read(device / "hca_type"),
-        state=_state_name(_read(port / "state")),
-        physical=_state_name(_read(port / "phys_state")),
-        gbps=_rate(_read(port / "rate")),
-        layer=_read(port / "link_layer"),
+        model=read_text(device / "board_id") or read_text(device / "hca_type"),
+        state=_state_name(read_text(port / "state")),
+        physical=_state_name(read_text(port / "phys_state")),
+        gbps=_rate(read_text(port / "rate")),
+        layer=read_text(port / "link_layer"),
     )
 
 
@@ -42,10 +43,3 @@ def _rate(text: str | None) -> float | None:
         rate = float((text or "").split()[0])
         return rate if 0 < rate < math.inf else None
     return None
-
-
-def _read(path: Path) -> str | None:
-    try:
-        return path.read_text().strip() or None
-    except (OSError, UnicodeDecodeError):  # missing or unreadable with some drivers
-        return None

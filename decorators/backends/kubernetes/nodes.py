@@ -160,14 +160,14 @@ def _cpu_tolerations(preflight: Preflight, nodes: list[Node]) -> tuple[Toleratio
     )
     if free or not needed:
         return ()
-    anything = Request(
+    smallest_request = Request(
         nodes=1, gpus_per_node=0, gpu_type=None, cpu=1, memory_mib=1, shared_memory_mib=0, disk_mib=0
     )
     try:
         scalers = read_autoscalers(preflight.api.get, preflight.api.may)
     except (ApiRefusedError, UnreachableError):
         return needed
-    pools = any(refusal(pool, anything, pods) is None for pool in scalers.pools)
+    pools = any(refusal(pool, smallest_request, pods) is None for pool in scalers.pools)
     if pools or any(group.nodes == 0 < group.max_nodes for group in scalers.groups):
         return ()
     return needed

@@ -10,13 +10,20 @@ from datetime import date
 from estimator.errors import UserError
 from estimator.hardware.catalogue.parts import ALL_SLICES, parse, replica_name, slice_name
 from estimator.names import did_you_mean
+from estimator.option_checks import check_type
 from estimator.plan import GIB, MIB
 
 # Drivers, clouds and labels report sizes of a card that differ by up to 7 % (L4: 22,888 MiB, 24 GB)
 SIZE_TOLERANCE = 0.1
+_GPU_NAMES = "Give a name, such as H100 SXM; `finetune gpus` lists all."
 VENDORS = frozenset(
     {"nvidia", "geforce", "tesla", "quadro", "amd", "instinct"}
 )  # words in names of many GPUs
+
+
+OTHER_ACCELERATORS = frozenset(
+    ("apple", "arc", "ascend", "gaudi", "gaudi2", "gaudi3", "inferentia", "intel", "mps", "tpu", "trainium")
+).union(f"m{generation}" for generation in range(1, 6))  # words in names of accelerators without CUDA
 
 
 # Reported memory minus CUDA's total is at most this much and this share of GPUs for which the table has both
@@ -106,6 +113,16 @@ class Instance:
     source: str
     notes: str
 
+    @property
+    def price_day(self) -> str:
+        """Day or year of the price, without its note; "" if unknown."""
+        return (self.price_date or "").partition(" (")[0]
+
+    @property
+    def price_region(self) -> str:
+        """Region of the price; "" if unknown."""
+        return "all regions" if self.region == "all" else self.region or ""
+
     def price_age_days(self, today: date) -> int | None:
         """Return the days since the price was read; None without a price or date."""
         if self.usd_per_hour is None and self.spot_usd_per_hour is None:
@@ -159,6 +176,7 @@ class Catalogue:
         A name in the table, or a product name of a driver or cloud, matches its GPU only; fewer words match
         every GPU with these words. Raises UserError with similar names if none matches.
         """
+        check_type("GPU", name, str, _GPU_NAMES)
         exact, words = self.find_gpu(name), _words(name)
         if exact is not None:
             if normalize(exact.name) == normalize(name):
@@ -220,6 +238,7 @@ class Catalogue:
 
         Raises UserError with the matching GPUs of an ambiguous name, or names similar to an unknown one.
         """
+        check_type("GPU", name, str, _GPU_NAMES)
         gpu = self.find_gpu(name)
         if gpu is not None:
             return gpu
@@ -232,6 +251,11 @@ class Catalogue:
         return matches[0]
 
     def _no_gpu(self, name: str) -> UserError:
+        if _words(name) & OTHER_ACCELERATORS:
+            return UserError(
+                f"{name!r} is not an NVIDIA GPU.",
+                "Choose an NVIDIA GPU: the engines are tested with CUDA only.",
+            )
         spellings = {key: gpu.name for key, gpu in self._gpu_index.items()}
         similar = did_you_mean(normalize(name), spellings, 4, shown=spellings)
         return UserError(
@@ -245,6 +269,7 @@ class Catalogue:
 
     def instance(self, name: str) -> Instance:
         """Return the instance type of this name. Raises UserError with similar names for an unknown one."""
+        check_type("instance type", name, str, "Give a name, such as p5.48xlarge.")
         instance = self.find_instance(name)
         if instance is None:
             raise UserError(
@@ -259,6 +284,7 @@ class Catalogue:
 
     def cloud(self, name: str) -> str:
         """Return the name of a cloud as in the table. Raises UserError that lists the known ones."""
+        check_type("cloud", name, str, f"Give one of {', '.join(self.clouds())}.")
         if name.strip().lower() not in self.clouds():
             raise UserError(
                 f"There is no cloud {name!r} in the instance table.", f"It has {', '.join(self.clouds())}."

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from estimator.data import load_rows
 from estimator.hardware.catalogue import Catalogue, Gpu, Instance, normalize
 from estimator.hardware.catalogue.csv_files import (
     Cells,
@@ -45,8 +45,7 @@ def shipped(folder: Path) -> Tables:
     """Read the shipped tables without checks, as tests check them."""
 
     def table(name: str) -> list[Cells]:
-        with (folder / name).open(newline="", encoding="utf-8") as file:
-            return [{key: text for key, text in row.items() if text} for row in csv.DictReader(file)]
+        return [{key: text for key, text in row.items() if text} for row in load_rows(folder / name)]
 
     return Tables(
         gpus={normalize(cells["gpu"]): cells for cells in table("gpus.csv")},

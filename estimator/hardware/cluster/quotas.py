@@ -10,8 +10,6 @@ from estimator.hardware.cluster.priorities import default_priority_class
 from estimator.hardware.cluster.quantities import format_amount, quantity
 
 PREFIX = "requests."
-# Kubernetes, "resource quotas": cpu is an alias of requests.cpu; other resources have only the long name
-SHORT = ("cpu", "memory")
 # Kubernetes, "resource quotas": a quota with scopes counts pods and their requests, no other objects
 _OBJECTS = ("count/", "services")
 _PRIORITY_SCOPE = "PriorityClass"

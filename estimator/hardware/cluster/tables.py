@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from estimator.data import load_rows, parse_row
 from estimator.hardware.catalogue import Instance
 from estimator.plan import GIB
 
@@ -33,8 +33,8 @@ class SpotLabel:
     cloud: str
     label: str
     value: str
-    taint: str  # "key=value:effect"; empty: none
     source: str
+    taint: str = ""  # "key=value:effect"; empty: none
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,17 +70,7 @@ def gpu_of_label(label: str, value: str) -> str | None:
 
 @lru_cache(maxsize=1)
 def spot_labels() -> tuple[SpotLabel, ...]:
-    return tuple(
-        SpotLabel(
-            manager=row["manager"],
-            cloud=row["cloud"],
-            label=row["label"],
-            value=row["value"],
-            taint=row["taint"],
-            source=row["source"],
-        )
-        for row in _rows("spot_labels.csv")
-    )
+    return tuple(SpotLabel(**parse_row(SpotLabel, row)) for row in _rows("spot_labels.csv"))
 
 
 def is_spot(labels: Mapping[str, str]) -> bool | None:
@@ -151,6 +141,5 @@ def _pairs(text: str) -> tuple[tuple[str, str], ...]:
 
 
 @lru_cache(maxsize=8)
-def _rows(name: str) -> tuple[dict[str, str], ...]:
-    with (DATA / name).open(newline="", encoding="utf-8") as file:
-        return tuple(csv.DictReader(file))
+def _rows(name: str) -> list[dict[str, str]]:
+    return load_rows(DATA / name)

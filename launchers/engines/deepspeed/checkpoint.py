@@ -1,17 +1,14 @@
 """DeepSpeed's checkpoints: each rank writes its part into its node's folder, and reads all ranks' parts.
 
-A checkpoint folder holds ``engine.json`` (:class:`WrittenBy`), ``engine/`` (DeepSpeed's files: its shard from
+A checkpoint folder holds ``engine.json`` (written_by.py), ``engine/`` (DeepSpeed's files: its shard from
 every rank, with ZeRO 0-2 also the weights from rank 0) and ``random-00000.pt`` (a rank's generators).
 """
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +16,9 @@ import torch
 import torch.distributed as dist
 
 from estimator.errors import UserError
-from launchers.engines.deepspeed.config import zero_stage
 from launchers.engines.gathering import gather_json
-from launchers.engines.loop import generators, quantized
+from launchers.engines.loop import generators
+from launchers.engines.loop.written_by import WrittenBy, check_resumable
 from launchers.engines.tensors_only import tensors_only
 from launchers.gang.job import TrainJob
 from launchers.gang.rank import RankEnv, mark_part_complete
@@ -29,29 +26,6 @@ from launchers.gang.rank import RankEnv, mark_part_complete
 TAG = "engine"
 UNIVERSAL_TAG = "universal"
 CONVERSION_TIMEOUT_S = 3600
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WrittenBy:
-    """Properties of the run that wrote a checkpoint, on which its format depends; engine.json."""
-
-    stage: int
-    world_size: int
-    method: str
-    precision: str
-    optimizer: str
-    quantization: str = "none"
-
-    @classmethod
-    def of(cls, job: TrainJob) -> WrittenBy:
-        return cls(
-            stage=zero_stage(job),
-            world_size=job.plan.layout.world_size,
-            method=job.plan.method,
-            precision=job.plan.layout.precision,
-            optimizer=job.settings.optimizer.name,
-            quantization=quantized.kind_of(job) or "none",
-        )
 
 
 def save(engine: Any, job: TrainJob, env: RankEnv, step: int) -> None:
@@ -63,7 +37,7 @@ def save(engine: Any, job: TrainJob, env: RankEnv, step: int) -> None:
     )
     generators.save(folder, env)
     if env.rank == 0:
-        (folder / "engine.json").write_text(json.dumps(dataclasses.asdict(WrittenBy.of(job))))
+        WrittenBy.of(job).write(folder)
     dist.barrier()
     mark_part_complete(folder, env, step)
 
@@ -75,20 +49,7 @@ def needs_conversion(job: TrainJob) -> bool:
     """
     if job.resume_dir is None:
         return False
-    path = job.resume_dir / "engine.json"
-    if not path.is_file():
-        raise UserError(
-            f"{job.resume_dir}: not a whole checkpoint of the DeepSpeed engine (no engine.json).",
-            "Resume from an earlier checkpoint, with the engine that wrote it.",
-        )
-    saved, current = WrittenBy(**json.loads(path.read_text())), WrittenBy.of(job)
-    for field in ("stage", "method", "precision", "optimizer", "quantization"):
-        if getattr(saved, field) != getattr(current, field):
-            raise UserError(
-                f"the checkpoint was written with {field} {getattr(saved, field)},"
-                f" this run has {getattr(current, field)}.",
-                "DeepSpeed resumes only with the same ZeRO stage, method, precision and optimizer.",
-            )
+    saved, current = check_resumable(job, job.resume_dir), WrittenBy.of(job)
     if current.stage == 0 or saved.world_size == current.world_size:
         return False  # without ZeRO nothing is sharded
     if current.optimizer != "adamw":

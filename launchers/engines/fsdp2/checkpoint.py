@@ -1,14 +1,11 @@
 """FSDP2's checkpoints, by torch's distributed checkpoint (DCP): for any number of processes.
 
-A checkpoint folder holds ``engine.json`` (:class:`WrittenBy`), ``engine/`` (DCP's files: a part from every
+A checkpoint folder holds ``engine.json`` (written_by.py), ``engine/`` (DCP's files: a part from every
 rank, and ``.metadata`` from rank 0) and ``random-00000.pt`` (a rank's generators).
 """
 
 from __future__ import annotations
 
-import dataclasses
-import json
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,38 +21,14 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
-from estimator.errors import UserError
-from launchers.engines.loop import generators, quantized
+from launchers.engines.loop import generators
 from launchers.engines.loop.moving_average import MovingAverage
+from launchers.engines.loop.written_by import WrittenBy, check_resumable
 from launchers.engines.tensors_only import load_distributed
 from launchers.gang.job import TrainJob
 from launchers.gang.rank import RankEnv, mark_part_complete
 
 FILES = "engine"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WrittenBy:
-    """Properties of the run that wrote a checkpoint, on which its format depends; engine.json."""
-
-    engine: str
-    method: str
-    precision: str
-    optimizer: str
-    quantization: str = "none"
-    average: str = "none"  # the decay of the weights' moving average
-
-    @classmethod
-    def of(cls, job: TrainJob) -> WrittenBy:
-        """Return the properties that a job's checkpoints depend on."""
-        return cls(
-            engine="fsdp2",
-            method=job.plan.method,
-            precision=job.plan.layout.precision,
-            optimizer=job.settings.optimizer.name,
-            quantization=quantized.kind_of(job) or "none",
-            average=str(job.settings.images.ema_decay or "none"),
-        )
 
 
 Optimizers = list[torch.optim.Optimizer]
@@ -76,7 +49,7 @@ def save(
     state_dict_saver.save(_state(network, optimizers, average, scaler), checkpoint_id=str(folder / FILES))
     generators.save(folder, env)
     if env.rank == 0:
-        (folder / "engine.json").write_text(json.dumps(dataclasses.asdict(WrittenBy.of(job))))
+        WrittenBy.of(job).write(folder)
     dist.barrier()
     mark_part_complete(folder, env, step)
 
@@ -93,7 +66,7 @@ def restore(
     Raises UserError for a checkpoint of another kind of run.
     """
     assert job.resume_dir is not None  # noqa: S101 - the caller has checked it
-    _check(job)
+    check_resumable(job, job.resume_dir)
     state = _state(network, optimizers, average, scaler)
     load_distributed(state, job.resume_dir / FILES)
     set_model_state_dict(network, state["model"], options=StateDictOptions(strict=False))
@@ -122,22 +95,3 @@ def _state(
         "model": get_model_state_dict(network, options=StateDictOptions(ignore_frozen_params=True)),
         "optimizer": get_optimizer_state_dict(network, optimizers, options=_FLAT),
     }
-
-
-def _check(job: TrainJob) -> None:
-    assert job.resume_dir is not None  # noqa: S101 - the caller has checked it
-    path = job.resume_dir / "engine.json"
-    values = json.loads(path.read_text()) if path.is_file() else {}
-    if values.get("engine") != "fsdp2":
-        raise UserError(
-            f"{job.resume_dir}: not a whole checkpoint of the FSDP2 engine.",
-            "Resume from an earlier checkpoint, with the engine that wrote it.",
-        )
-    saved, current = WrittenBy(**values), WrittenBy.of(job)
-    for field in ("method", "precision", "optimizer", "quantization", "average"):
-        if getattr(saved, field) != getattr(current, field):
-            raise UserError(
-                f"the checkpoint was written with {field} {getattr(saved, field)},"
-                f" this run has {getattr(current, field)}.",
-                "FSDP2 resumes only with the same method, precision, optimizer and average.",
-            )

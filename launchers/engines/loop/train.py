@@ -22,6 +22,7 @@ from launchers.engines.waiting import Waiting
 from launchers.gang.job import TrainJob
 from launchers.gang.leaving import Cadence
 from launchers.gang.rank import RankEnv, RankReporter
+from launchers.report.telemetry import Step
 
 
 def train(job: TrainJob, sharding: Sharding) -> None:
@@ -146,17 +147,20 @@ def _step(
     part_seconds, step_seconds = stopwatch.seconds(), time.perf_counter() - start
     profiler.end()
     reporter.step(
-        step=step,
-        loss=loss if env.rank == 0 else None,
-        metrics=_without_nan(dict(zip(task.metrics, metrics, strict=True))) if env.rank == 0 else None,
-        lr=lr,
-        grad_norm=grad_norm,
-        samples=layout.micro_batch_size * layout.accumulation,
-        tokens=tokens,
-        dt=step_seconds,
-        dtf=part_seconds.get("forward"),
-        dtb=part_seconds.get("backward"),
-        in_collectives=waiting.seconds(),
+        Step(
+            rank=env.rank,
+            step=step,
+            loss=loss if env.rank == 0 else None,
+            metrics=_without_nan(dict(zip(task.metrics, metrics, strict=True))) if env.rank == 0 else None,
+            lr=lr,
+            grad_norm=grad_norm,
+            samples=layout.micro_batch_size * layout.accumulation,
+            tokens=tokens,
+            dt=step_seconds,
+            dtf=part_seconds.get("forward"),
+            dtb=part_seconds.get("backward"),
+            in_collectives=waiting.seconds(),
+        )
     )
 
 

@@ -37,11 +37,7 @@ def save(folder: Path, model: torch.nn.Module, optimizers: Optimizers) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     torch.save(_generators(), _rng_file(folder))
     try:
-        state_dict_saver.save(
-            _tensors(model, optimizers),
-            storage_writer=FileSystemWriter(folder),
-            no_dist=not dist.is_initialized(),
-        )
+        state_dict_saver.save(_tensors(model, optimizers), storage_writer=FileSystemWriter(folder))
     except CheckpointException as error:  # raised on every rank for the failures of all; no Exception
         rank, (failure, _) = next(iter(error.failures.items()))
         raise RuntimeError(f"rank {rank} could not write its part of {folder}: {failure}") from failure
@@ -60,7 +56,7 @@ def load(folder: Path, model: torch.nn.Module, optimizers: Optimizers) -> None:
         for group, values in zip(optimizer.param_groups, groups, strict=True):
             group.update(values)
     tensors = _tensors(model, optimizers)
-    load_distributed(tensors, folder, no_dist=not dist.is_initialized())
+    load_distributed(tensors, folder)
     for name, states in _states(model, optimizers):
         for key in _integer_states(states):
             states[key] = int(tensors[f"optimizer.{name}.{key}"])

@@ -28,6 +28,7 @@ import importlib.util
 import math
 import resource
 import sys
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,6 +53,7 @@ from launchers.engines.waiting import Waiting
 from launchers.gang.job import TrainJob
 from launchers.gang.leaving import Cadence
 from launchers.gang.rank import RankEnv, RankReporter, mark_part_complete
+from launchers.report.telemetry import Step
 
 with torchtune_imports():
     import torchtune.training
@@ -245,17 +247,20 @@ class Steps(_Recipe):
         times = self._clock.read()
         self._window.end()
         self._reporter.step(
-            step=step,
-            loss=figures.loss,
-            metrics=figures.metrics,
-            lr=self._clock.lr,
-            grad_norm=figures.grad_norm,
-            samples=samples,
-            tokens=tokens,
-            dt=times.step,
-            dtf=times.forward,
-            dtb=times.backward,
-            in_collectives=self._waiting.seconds(),
+            Step(
+                rank=self._env.rank,
+                step=step,
+                loss=figures.loss,
+                metrics=figures.metrics,
+                lr=self._clock.lr,
+                grad_norm=figures.grad_norm,
+                samples=samples,
+                tokens=tokens,
+                dt=times.step,
+                dtf=times.forward,
+                dtb=times.backward,
+                in_collectives=self._waiting.seconds(),
+            )
         )
 
     def _figures(self, step: int) -> _Figures:
@@ -402,6 +407,8 @@ class _LatestValues:
 def run(job: TrainJob, env: RankEnv, reporter: RankReporter, name: str, values: dict[str, Any]) -> None:
     """Train with recipe ``name`` under configuration ``values``."""
     on_cpu = values["device"] == "cpu"
+    # Recipes for one process have no group; torch warns of that when it writes or reads their checkpoints
+    warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
     recipe_class = getattr(_load(name), RECIPES[name])
     mixin = PairSteps if job.settings.trains_on_pairs else Steps
     steps: Any = type("Stepped" + RECIPES[name], (mixin, recipe_class), {})

@@ -33,6 +33,7 @@ from launchers.gang.job import TrainJob
 from launchers.gang.leaving import Cadence
 from launchers.gang.rank import RankEnv, RankReporter, mark_part_complete
 from launchers.models import causal
+from launchers.report.telemetry import Step
 from launchers.report.trace import GENERATION
 from launchers.scoring.rewards import rewards_of
 
@@ -278,18 +279,21 @@ class _Listener(TrainerCallback):  # type: ignore[misc,unused-ignore]
         norm = logs.get("grad_norm")
         figures = {metric: logs[name] for name, metric in FIGURES.items() if logs.get(name) is not None}
         self._reporter.step(
-            step=state.global_step,
-            loss=float(logs["loss"]) if first else None,
-            metrics=figures if first else None,
-            lr=self._lr,
-            grad_norm=None if norm is None else float(norm),
-            samples=layout.micro_batch_size * layout.accumulation,
-            tokens=int(tokens) // self._env.world_size,
-            all_tokens=int(tokens) if first else None,
-            dt=self._step_seconds,
-            dtf=None,
-            dtb=None,
-            in_collectives=self._collective_seconds,
+            Step(
+                rank=self._env.rank,
+                step=state.global_step,
+                loss=float(logs["loss"]) if first else None,
+                metrics=figures if first else None,
+                lr=self._lr,
+                grad_norm=None if norm is None else float(norm),
+                samples=layout.micro_batch_size * layout.accumulation,
+                tokens=int(tokens) // self._env.world_size,
+                all_tokens=int(tokens) if first else None,
+                dt=self._step_seconds,
+                dtf=None,
+                dtb=None,
+                in_collectives=self._collective_seconds,
+            )
         )
 
     def on_save(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:

@@ -81,7 +81,7 @@ def test_no_healthy_measurement_exceeds_the_upper_bound(scored: list[busbw.Score
     for one in scored:
         if one.expectation is not None and one.row.condition != GATE:
             # 1.1: links and ports carry a little more than their nominal rate
-            assert one.row.busbw_gbytes_per_s <= 1.1 * one.expectation.most, one.row
+            assert one.row.busbw_gbytes_per_s <= 1.1 * one.expectation.maximum, one.row
 
 
 @pytest.mark.parametrize("op", [*JUDGED, PAIR])
@@ -91,7 +91,7 @@ def test_the_expected_range_grows_with_the_message_and_stays_below_the_bound(op:
     assert len(known_ranges) == 3
     assert [one.low for one in known_ranges] == sorted(one.low for one in known_ranges)
     for one in known_ranges:
-        assert one.fail_below <= one.low < one.typical < one.most
+        assert one.fail_below <= one.low < one.typical < one.maximum
 
 
 def test_the_expectation_names_ports_and_rates() -> None:

@@ -66,7 +66,7 @@ def test_suspects_are_measured_alone_once_and_loss_that_disappears_is_not_a_fail
     assert [(fault.code, fault.verdict, fault.nodes) for fault in stays.findings] == [
         ("loss-node", "FAIL", ("host-2",))
     ]
-    assert "2.0% of the segments are sent again" in stays.headline
+    assert "2.0% of the segments are retransmitted" in stays.headline
     assert stays.bad_nodes == ("host-2",)
 
     crowded = pairs(4, lost) + [
@@ -156,7 +156,7 @@ def test_a_stall_that_does_not_recur_alone_is_a_warning_with_its_time() -> None:
     (fault,) = result.findings
     assert (fault.code, fault.verdict, fault.suspects) == ("loss-intermittent", "WARN", ("host-0", "host-2"))
     assert fault.title == (
-        "Packets from host-0 to host-2 were lost for a while: a message was held up for 3.0 s, not when "
+        "Packets from host-0 to host-2 were lost for a while: a message was delayed by 3.0 s, not when "
         "measured alone. Seen on 1 of 1 nights (1970-01-12)."
     )
     assert (result.verdict, result.bad_nodes) == ("WARN", ())

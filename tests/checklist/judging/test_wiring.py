@@ -123,6 +123,7 @@ CASES = (
     Case("all-gather of two rails", 4, 90, "FAIL", "below-expected", facts=NDR, op="all_gather"),
     Case("all-to-all at a third", 8, 18, "FAIL", "below-expected", machine="p5.48xlarge", op="all_to_all"),
     Case("PCIe instead of NVLink", 1, 40, "FAIL", "below-expected"),
+    Case("one A100 node, without NVLS", 1, 232, "PASS", gpu="A100"),
     Case("NVLS not used", 1, 365, "WARN", "below-expected"),
     Case("A100 with half its NVLinks", 1, 115, "FAIL", "below-expected", gpu="A100"),
     Case("TCP beside NDR, quick profile", 4, 14, "FAIL", "speed-of-tcp", facts=NDR, size=GIB // 8),

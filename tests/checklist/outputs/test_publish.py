@@ -120,7 +120,7 @@ def test_an_unexpected_exception_of_an_output_is_reported_without_its_message(
     ("values", "line"),
     [
         ({"most_share": 2}, "A share of 2 of the nodes is not possible."),
-        ({"apply": True}, "--apply is about marking nodes, which is not asked for."),
+        ({"apply": True}, "--apply applies to marks on nodes, and none is requested."),
         ({"cluster": " "}, "The cluster's name is empty."),
         ({"prometheus": Path("/nowhere/a.prom")}, "--prometheus /nowhere/a.prom cannot be written."),
         ({"prometheus": Path("a.txt")}, "The Prometheus textfile is called 'a.txt'."),

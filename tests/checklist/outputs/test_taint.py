@@ -169,7 +169,7 @@ def test_a_node_changed_concurrently_is_read_again_and_tainted(api: Api) -> None
 def test_a_concurrently_tainted_node_is_not_tainted_again(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     original_patch = taint.Cluster.patch
 
-    def late(self: taint.Cluster, change: taint.NodeChange, how: taint.How) -> None:
+    def late(self: taint.Cluster, change: taint.NodeChange, how: taint.MarkKind) -> None:
         monkeypatch.setattr(taint.Cluster, "patch", original_patch)
         publish(slow(2), apply=True)  # another run, with the same verdict
         original_patch(self, change, how)
@@ -194,7 +194,7 @@ def test_other_nodes_are_tainted_if_one_cannot_be(api: Api) -> None:
 def test_taints_set_before_an_api_error_are_reported(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     original_patch = taint.Cluster.patch
 
-    def once(self: taint.Cluster, change: taint.NodeChange, how: taint.How) -> None:
+    def once(self: taint.Cluster, change: taint.NodeChange, how: taint.MarkKind) -> None:
         original_patch(self, change, how)
         api.refuse["PATCH"] = 403
 

@@ -59,7 +59,7 @@ def after_concurrent_change(server: ControlPlane) -> Callable[..., None]:
     """Change the node once right before Cluster.patch, as a concurrent writer does."""
     original_patch, todo = taint.Cluster.patch, ["label"]
 
-    def patch(self: taint.Cluster, change: taint.NodeChange, how: taint.How) -> None:
+    def patch(self: taint.Cluster, change: taint.NodeChange, how: taint.MarkKind) -> None:
         if todo:
             server.kubectl(todo.pop(), "node", change.node.name, "somebody=else")
         original_patch(self, change, how)

@@ -146,7 +146,7 @@ def test_a_rank_that_died_while_idle_is_recorded_once_and_not_waited_for() -> No
         second = join(replace(main_place, ranks=(1,), node=1), SHORT)
         requests = Requests(hub, SHORT)
         requests.phase = "pairs"
-        second.send(WorkerEnded(rank=1, why="signal SIGKILL", at=("send", 7, "X")))
+        second.send(WorkerEnded(rank=1, reason="signal SIGKILL", at=("send", 7, "X")))
         requests.request("listen", {0: {}}, limit_s=0.3)  # of another, who doesn't answer
         died = [hang for hang in requests.hangs if hang.rank == 1]
         assert [(hang.kind, hang.op, hang.detail) for hang in died] == [("died", IDLE, "signal SIGKILL")]
@@ -155,7 +155,7 @@ def test_a_rank_that_died_while_idle_is_recorded_once_and_not_waited_for() -> No
         outcome = requests.request("send", {1: {}}, limit_s=30)
         assert time.monotonic() - begin < 5
         assert outcome.unfinished == (1,)
-        assert outcome.why == "rank 1 was lost or died in send"
+        assert outcome.reason == "rank 1 was lost or died in send"
         assert [hang for hang in requests.hangs if hang.rank == 1] == died
         requests.request("send", {1: {}}, limit_s=0.3)
         began_anew = [hang.kind for hang in requests.hangs if hang.rank == 1][1:]
@@ -208,7 +208,7 @@ def test_a_long_run_prints_its_progress_every_few_seconds(
         while reported.count("checklist: ") < 2 and time.monotonic() < deadline:
             time.sleep(0.05)
             reported += capfd.readouterr().err
-        assert "checklist: 0 of 2 ranks are here, 0:01 of at most 1:05\n" in reported
+        assert "checklist: 0 of 2 ranks have joined, 0:01 of at most 1:05\n" in reported
         coordinator.phase, coordinator._phase_began = "pairs", time.monotonic() - 75.5
         coordinator.phase_ends = coordinator._phase_began + 120.5
         assert coordinator.stage() == "pairs of nodes, 1:16 of at most 2:01, 0 measured"
@@ -232,7 +232,7 @@ def test_measurements_are_shown_as_soon_as_a_node_is_lost() -> None:
             (1, 1, "lost", "probe")
         ]
         phases = {phase.name: (phase.status, phase.reason) for phase in known_measurements.phases}
-        assert phases["pairs"] == ("skipped", "not asked for")
+        assert phases["pairs"] == ("skipped", "not requested")
         status, reason = phases["mesh"]
         assert status == "failed"
         assert re.fullmatch(r"it had not ended when node 1 \(\S+\) was lost", reason or "")
@@ -255,7 +255,7 @@ def test_a_killed_worker_is_reported_with_its_signal_and_can_be_restarted(worker
     os.kill(process._process.pid, signal.SIGKILL)
     ended = received.get(timeout=10)
     assert isinstance(ended, WorkerEnded)
-    assert ended.why == "signal SIGKILL"
+    assert ended.reason == "signal SIGKILL"
     process.restart()
     process.send(WorkerCommand(rank=0, id=1, what="listen", arguments={"address": "127.0.0.1"}))
     answer = received.get(timeout=20)
@@ -296,7 +296,7 @@ def test_a_worker_that_does_not_read_delays_its_agent_for_a_limited_time_and_the
     os.kill(pid, signal.SIGCONT)
     ended = received.get(timeout=30)
     assert isinstance(ended, WorkerEnded)
-    assert re.match("exit status 1: .*JSONDecodeError", ended.why)
+    assert re.match("exit status 1: .*JSONDecodeError", ended.reason)
     process.restart()
     process.send(WorkerCommand(rank=0, id=2, what="listen", arguments={"address": "127.0.0.1"}))
     assert received.get(timeout=20).reply.kind == "done"
@@ -398,7 +398,7 @@ def test_no_rank_is_blamed_if_the_phase_ends_before_the_operation_limit() -> Non
         requests = Requests(hub, SHORT)
         requests.phase_ends = time.monotonic() + 0.3
         outcome = requests.request("local", {0: {}}, limit_s=30)
-        assert outcome.why == "the time for the phase was over in local"
+        assert outcome.reason == "the time for the phase was over in local"
         assert requests.hangs == []
         requests.phase_ends = float("inf")
         requests.request("local", {0: {}}, limit_s=0.3)

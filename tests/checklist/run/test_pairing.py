@@ -69,7 +69,7 @@ def test_over_nccl_the_bandwidth_of_gpus_and_nodes_is_stored() -> None:
         if request_name in ("listen", "store"):
             return 4000
         slow = 2.0 if rank == 6 else 1.0
-        return {"there": [0.1 * slow, 0.2], "back": [0.1, 0.2], "bytes": 10**9}
+        return {"sent": [0.1 * slow, 0.2], "received": [0.1, 0.2], "bytes": 10**9}
 
     run = ScriptedSession(8, answer)
     run.device, run.backend = "cuda", "nccl"

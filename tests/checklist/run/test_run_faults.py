@@ -110,7 +110,7 @@ def test_a_host_with_a_blocked_address_family_joins_and_the_working_family_is_re
     result = measured(tmp_path, 3, fault, *NETWORK, dual=True, environment=master)
 
     assert len(result.measurements.facts) == 3
-    assert "h2 is not reached over IPv6, but over IPv4." in [finding.title for finding in result.findings]
+    assert "h2 is not reached over IPv6, only over IPv4." in [finding.title for finding in result.findings]
 
 
 @pytest.mark.slow

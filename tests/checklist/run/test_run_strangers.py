@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[3]
 LIMITS = Limits(rendezvous=20.0, operation=2.0, settle=0.5, lost_after=3.0)
 CLAIM = b'{"ranks":[1],"node":1,"world":2,"host":"stranger"}'
 LIES = (
-    b'{"kind":"ended","rank":1,"why":"a stranger says so","at":["facts",1,"S"]}',
+    b'{"kind":"ended","rank":1,"reason":"a stranger says so","at":["facts",1,"S"]}',
     b'{"kind":"end","error":"a stranger says so","advice":""}',
 )
 
@@ -109,7 +109,7 @@ def _fields(rendezvous: Rendezvous) -> dict[str, object]:
     [
         b'{"kind":"from","rank":1,"reply":{"kind":"done","id":Infinity}}',
         b'{"kind":"from","rank":1}',
-        b'{"kind":"ended","rank":1,"why":1,"at":[]}',
+        b'{"kind":"ended","rank":1,"reason":1,"at":[]}',
         b"[" * 100_000,
     ],
     ids=["infinity", "missing", "type", "nested"],

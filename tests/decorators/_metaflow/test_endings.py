@@ -63,6 +63,22 @@ def test_output_to_a_full_disk_ends_a_run_in_two_lines(home: Home) -> None:
     assert done.stderr.rstrip().splitlines()[-1].lstrip().startswith("Free space")
 
 
+def test_a_failed_virtual_environment_ends_with_what_is_wrong_and_what_to_do(home: Home) -> None:
+    failing = home.environment(METAFLOW_PATH_TO_MICROMAMBA="/bin/false")
+    done = subprocess.run(
+        [sys.executable, FLOWS / "profiled.py", "--environment=pypi", "run"],
+        cwd=home.path,
+        env=failing,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert done.stderr.splitlines()[-2:] == [
+        "Error: Metaflow's --environment could not be created, for the reason above.",
+        "Check the network and the package names, or leave --environment out.",
+    ]
+
+
 @pytest.mark.parametrize(
     ("arguments", "command"),
     [

@@ -75,9 +75,10 @@ def test_a_smaller_memory_set_by_the_user_overrides_the_plan_in_both_decorators(
     assert [(o.name, o.planned, o.used) for o in plan.overrides] == [("memory_mib", "1000000", "4768")]
 
 
-def test_gpus_set_by_the_user_enter_the_plan_if_the_flow_has_a_gpus_parameter() -> None:
-    plan = _plan({"gpus": None}, gpu=2)
-    assert plan.request.gpus_per_node == plan.layout.processes_per_node == 2
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_gpus_set_by_the_user_enter_the_plan_if_the_flow_has_a_gpus_parameter(gpus: int) -> None:
+    plan = _plan({"gpus": None}, gpu=gpus)
+    assert plan.request.gpus_per_node == plan.layout.processes_per_node == gpus
     assert plan.overrides[0].given_by == "--with kubernetes:gpu="
 
 

@@ -17,7 +17,7 @@ from decorators.backends.interface import StepRequest
 from decorators.backends.options import Options
 from decorators.backends.retrying import Retrying
 from decorators.packed_plan import PLAN_VARIABLE, pack, unpack
-from decorators.sizing import NextAttempt, SizeArguments, StepSizing
+from decorators.sizing import NextAttempt
 from decorators.step_launch import minimum_of
 from estimator import Job, Plan, Target, plan
 from estimator.models import find
@@ -152,8 +152,7 @@ def test_an_attempt_after_a_right_sized_one_ran_out_of_memory_requests_more(
         SimpleNamespace(_my_step=SimpleNamespace(name="train", decorators=[decorator], config_decorators=[]))
     )
     step_request = StepRequest(backend="kubernetes", request=request, options=Options(preflight=False))
-    sizing = StepSizing(arguments=SizeArguments(), rightsize=True)
-    before_retry(step, "kubernetes", NextAttempt(sizing, step, step_request).prepare)
+    before_retry(step, "kubernetes", NextAttempt(step, step_request).prepare)
     assert started(decorator, 1).command_options["memory"] == "4000", "no task has run out of memory"
 
     lacking = used(3800, run="7", ending="out of memory", requested=Sizes(cpu=2, memory_mib=3815))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from decorators.card.blocks import Chart, Grid, Picture
 from decorators.card.evaluation import evaluation_blocks
-from launchers.evaluation.evaluate import Answer, EvaluationResult
 from launchers.evaluation.held_out import CalibrationBin, Score, calibrate
 from launchers.evaluation.image_evaluation import Pictures
+from launchers.evaluation.result import Answer, EvaluationResult
 
 
 def grids(result: EvaluationResult) -> list[Grid]:

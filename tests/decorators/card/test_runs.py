@@ -6,8 +6,8 @@ import dataclasses
 from datetime import datetime
 
 from decorators.card.runs import RunRecord, curves, differing_settings, figures, short_names
-from launchers.evaluation.evaluate import EvaluationResult
 from launchers.evaluation.held_out import Score
+from launchers.evaluation.result import EvaluationResult
 from launchers.settings import Settings, flat
 from tests.decorators.profile.states import make_state
 from tests.launchers.report.test_trackers import metrics

@@ -64,8 +64,8 @@ def test_earlier_runs_are_read_from_their_artifacts_once(home: Home, monkeypatch
     assert dataclasses.replace(collected, date=local.date) == local
 
 
-def test_a_flow_that_has_never_run_is_named_in_one_line(home: Home) -> None:
-    read = home.python("-m", "decorators.profile.finished_runs", "NoSuchFlow")
+def test_a_flow_that_has_never_run_is_named_in_one_line_without_a_user_name(home: Home) -> None:
+    read = home.python("-m", "decorators.profile.finished_runs", "NoSuchFlow", METAFLOW_USER="")
     assert read.returncode == 2
     assert read.stderr.startswith("Metaflow finds no flow NoSuchFlow")
     assert "Traceback" not in read.stderr

@@ -53,6 +53,24 @@ def test_an_instance_type_sets_gpus_network_and_price() -> None:
     assert response["speed"]["tokens_per_second"] is not None
 
 
+def test_a_mask_instead_of_variable_length_attention_takes_more_memory_and_time() -> None:
+    words = (
+        "--model",
+        "llama-8b",
+        "--engine",
+        "fsdp2",
+        "--seq-len",
+        "8192",
+        "--packing",
+        "--gpu",
+        "H100 SXM",
+    )
+    kernel, mask = answer(*words, "--variable-length"), answer(*words, "--no-variable-length")
+    assert answer(*words) == kernel
+    assert mask["memory"]["needs_bytes"] > kernel["memory"]["needs_bytes"]
+    assert mask["speed"]["tokens_per_second"] < 0.8 * kernel["speed"]["tokens_per_second"]
+
+
 def test_unknown_figures_are_shown_as_unknown() -> None:
     text = run("--model", "llama-8b").output
     assert "unknown" in text
@@ -72,11 +90,11 @@ WRONG: list[tuple[list[str], str]] = [
     (["--model", "no/such-model"], "neither in the model table nor in the local cache"),
     (["--gpus", "8", "--tp", "3"], "are not divisible by --tp x --pp x --cp = 3"),
     (["--gpus", "24", "--tp", "24"], "tensor parallel 24 does not divide the 32 attention heads"),
-    (["--micro-batch-size", "0"], "micro_batch_size = 0 must be a whole number above 0"),
+    (["--micro-batch-size", "0"], "--micro-batch-size 0 must be a whole number above 0"),
     (["--gpus", "0"], "--gpus 0 must be a whole number above 0"),
     (["--engine", "tune"], "--engine tune is not known"),
     (["--engine-version", "0.1"], "--engine-version 0.1 of torchtune is not known"),
-    (["--optimizer", "adam"], "optimizer = 'adam' is not known"),
+    (["--optimizer", "adam"], "--optimizer adam is not known"),
     (["--method", "full", "--quantization", "nf4"], "quantization nf4 freezes the weights"),
     (["--method", "qlora", "--quantization", "none"], "--quantization none disables"),
     (["--method", "lora", "--lora-targets", "query"], "LoRA target 'query'"),

@@ -49,7 +49,11 @@ def test_an_exact_name_finds_only_that_model(capsys: pytest.CaptureFixture[str])
 
 
 def test_models_can_be_filtered_by_family_size_and_experts(capsys: pytest.CaptureFixture[str]) -> None:
-    assert listed(capsys, family="qwen3_moe") == ["qwen3-30b-a3b", "qwen3-235b-a22b"]
+    assert listed(capsys, family="qwen3_moe") == [
+        "qwen3-30b-a3b",
+        "qwen3-coder-30b-a3b",
+        "qwen3-235b-a22b",
+    ]
     assert listed(capsys, min_params="400B", moe=False) == ["llama-405b"]
     small = as_json(capsys, max_params="500m")
     assert small

@@ -210,8 +210,20 @@ def test_a_gpu_that_no_instance_type_has_is_planned_without_price_and_machine() 
     assert plan["prediction"]["tokens_per_second"] > 0
     several = json.loads(run("--model llama-8b --method qlora --gpu 'RTX 3090' --json").stdout)["plans"]
     assert len({plan["request"]["gpus_per_node"] for plan in several}) > 1
-    assert "not an NVIDIA GPU" in run("--model llama-8b --gpu MI300X").stderr
-    assert "Did you mean RTX 4090" in run("--model llama-8b --gpu 'RTX 4080'").stderr
+    assert "RTX 4090" in run("--model llama-8b --gpu 'RTX 4080'").stderr
+
+
+@pytest.mark.parametrize("name", ["MI300X", "tpu", "TPU v5e", "Apple M3 Max", "Gaudi 3"])
+def test_an_accelerator_without_cuda_is_refused(name: str) -> None:
+    problem, advice = run(f"--model llama-8b --gpu '{name}'").stderr.splitlines()
+    assert problem.endswith("is not an NVIDIA GPU.")
+    assert "CUDA" in advice
+
+
+def test_a_default_batch_that_limits_the_gpus_is_named() -> None:
+    options = "--model qwen3-4b --method full --prefer speed --max-gpus 64"
+    assert "The default batch of 16 sequences allows at most 16 data-parallel GPUs" in run(options).stdout
+    assert "The default batch" not in run(f"{options} --global-batch-size 64").stdout
 
 
 def test_plan_uses_the_local_gpus_unless_an_option_names_others(

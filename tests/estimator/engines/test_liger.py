@@ -11,7 +11,7 @@ from estimator import Job, Target, UserError
 from estimator.engines.setups import setup_of
 from estimator.engines.support import unsupported_job
 from estimator.job import Machine
-from estimator.memory.activations import block_bytes
+from estimator.memory.activations.block import block_bytes
 from estimator.memory.logits import loss_bytes
 from estimator.memory.shape import part_of, stages
 from estimator.models import find

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from estimator.memory import active, buffers, diffusion, evaluation, generation, latents, moments
-from estimator.memory.activations import block_bytes
+from estimator.memory.activations.block import block_bytes
 from estimator.memory.buffers import Buffers, dequantized_bytes, optimizer_temporary_bytes
 from estimator.memory.host import (
     CPU_RUNTIME_BYTES,

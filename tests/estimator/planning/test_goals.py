@@ -61,7 +61,7 @@ def test_a_budget_selects_the_fastest_plan_within_it() -> None:
     ("goals", "words", "option"),
     [
         (Goals(tokens=BILLION, budget_usd=1), "the cheapest is $", "--budget-usd"),
-        (Goals(tokens=BILLION, deadline_hours=0.001), "the fastest takes", "--deadline-hours"),
+        (Goals(tokens=BILLION, deadline_hours=0.2), "the fastest takes", "--deadline-hours"),
         (Goals(tokens=BILLION, deadline_hours=1.5, budget_usd=1), "within 1.5 h for $1.00", "--budget-usd"),
     ],
 )
@@ -78,6 +78,18 @@ def test_unmet_goals_name_the_nearest_plan_and_a_working_option(
         assert f"in {format_duration(hours(caught.value.example_plan) * 3600)} on" in caught.value.problem
     looser = replace(goals, **{name.strip("-").replace("-", "_"): float(value)})
     assert plans(LORA, ANY, looser).plans
+
+
+def test_a_deadline_within_the_start_up_of_all_machines_names_the_start_up_and_a_possible_deadline() -> None:
+    goals = Goals(tokens=BILLION, deadline_hours=0.001)
+    with pytest.raises(UserError) as caught:
+        plans(LORA, ANY, goals)
+    starts = [made.prediction.start_up for made in plans(LORA, ANY, Goals(prefer="speed")).plans]
+    shortest = format_duration(min(start.hours for start in starts if start is not None) * 3600)
+    problem = f"--deadline-hours 0.001 is shorter than the start-up of every machine: {shortest} ("
+    assert caught.value.problem.startswith(problem)
+    value = caught.value.advice.split("--deadline-hours ")[1].split(",")[0]
+    assert plans(LORA, ANY, replace(goals, deadline_hours=float(value))).plans
 
 
 def test_a_deadline_without_an_amount_of_training_is_refused() -> None:

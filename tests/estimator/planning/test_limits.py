@@ -123,7 +123,7 @@ def test_goals_must_be_positive(value: float) -> None:
             Goals(**{name: value})  # type: ignore[arg-type]
     for name in ("tokens", "dataset_tokens", "max_nodes", "max_gpus"):
         Goals(**{name: 1})  # type: ignore[arg-type]
-        with pytest.raises(UserError, match=name):
+        with pytest.raises(UserError, match=name.replace("_", ".")):
             Goals(**{name: value})  # type: ignore[arg-type]
 
 

@@ -81,6 +81,13 @@ def workstation(*gpus: tuple[str, float]) -> Target:
     return Target(machine=machine)
 
 
+def test_methods_that_do_not_fit_are_named_with_the_memory_they_need() -> None:
+    job = Job(model=find("llama-8b"), method="auto", engine="auto")
+    reason = plan(job, workstation(("RTX 5070", 12))).why[0]
+    memory = r"needs \S+ GiB, has \S+ GiB: \d+ % over"
+    assert re.fullmatch(f"method qlora: .*; full: {memory}; lora: {memory}", reason)
+
+
 def test_a_small_second_gpu_is_left_out_if_the_first_can_train_alone() -> None:
     job = Job(model=find("llama-8b"), method="lora", global_batch_size=8)
     plans = [plan(job, workstation(("RTX 4090", 24), small)) for small in (("GT 1030", 2), ("RTX 3060", 12))]

@@ -170,7 +170,7 @@ def test_a_large_model_is_planned_on_cpus_only_if_requested() -> None:
         plan(job, Target(machine=LAPTOP))
     error = caught.value
     assert "8.0 billion" in error.problem
-    assert "no GPU" in error.here
+    assert "no GPU" in error.available
     assert error.suggestions[:2] == ({"with": "kubernetes"}, {"with": "batch"})
     assert error.example_plan.prediction.memory.fits
     big = replace(LAPTOP, ram_bytes=512 * GIB)
@@ -178,8 +178,9 @@ def test_a_large_model_is_planned_on_cpus_only_if_requested() -> None:
 
 
 def test_requested_cpus_are_refused_only_for_lack_of_memory() -> None:
-    with pytest.raises(CannotFit, match="does not fit in the available memory"):
-        plan(job_of("llama-8b"), Target(machine=LAPTOP, device="cpu"))
+    refusal = r"does not fit in the available memory: 4 processes: needs \S+ GiB, has 4.00 GiB"
+    with pytest.raises(CannotFit, match=refusal):
+        plan(job_of("llama-8b"), Target(machine=LAPTOP, device="cpu", gpus=4))
 
 
 @pytest.mark.parametrize("engine", ["torchtune", "deepspeed", "fsdp2"])
@@ -307,9 +308,9 @@ def test_more_gpus_than_a_machine_has_are_refused() -> None:
 
 def test_cannot_fit_survives_pickling() -> None:
     batch = {"with": "batch"}
-    error = CannotFit("does not fit", "do", suggestions=(batch,), here="a laptop")
+    error = CannotFit("does not fit", "do", suggestions=(batch,), available="a laptop")
     copy = pickle.loads(pickle.dumps(error))  # noqa: S301
-    assert (copy.problem, copy.suggestions, copy.here) == ("does not fit", (batch,), "a laptop")
+    assert (copy.problem, copy.suggestions, copy.available) == ("does not fit", (batch,), "a laptop")
     assert (str(copy), copy.advice) == (str(error), error.advice)
 
 

@@ -1,9 +1,12 @@
 """The plan as people see it."""
 
+from dataclasses import replace
+
 import pytest
 
 from estimator import CannotFit, Job, Machine, Target, plan, render, render_cannot_fit
 from estimator.engines import images
+from estimator.formatting import format_bytes
 from estimator.models import find, resolve
 from estimator.plan import GIB
 from estimator.planning.goals import Goals
@@ -35,6 +38,16 @@ def test_a_report_shows_request_memory_price_and_reasons_within_the_width(width:
     assert "Rejected" in text
 
 
+def test_alternatives_have_their_number_of_machines_and_unknown_speeds_are_named() -> None:
+    chosen = plan(Job(model=find("llama-8b"), method="lora"), Target(kind="catalogue", gpu="A100 SXM 80GB"))
+    several = replace(chosen, request=replace(chosen.request, nodes=2, gpus_per_node=8))
+    unknown = replace(several, prediction=replace(several.prediction, tokens_per_second=None))
+    machine = f"{chosen.request.instance_type} ({chosen.request.cloud})"
+    flat = " ".join(render_summary(chosen, [several, unknown]).split())
+    assert f"16x A100 SXM 80GB on 2 {machine}, lora, {chosen.prediction.tokens_per_second:,.0f}" in flat
+    assert f"16x A100 SXM 80GB on 2 {machine}, lora, speed unknown" in flat
+
+
 def test_unknown_figures_are_shown_as_unknown() -> None:
     text = render(plan(Job(model=find("tiny-llama")), Target(machine=LAPTOP)))
     assert "Speed       unknown" in text
@@ -46,7 +59,7 @@ def test_a_job_that_does_not_fit_shows_the_need_and_working_commands() -> None:
         plan(Job(model=find("llama-8b"), method="lora"), Target(machine=LAPTOP))
     text = render_cannot_fit(caught.value, "python flow.py run --model llama-8b --method lora")
     assert text.startswith("llama-8b has 8.0 billion parameters")
-    assert "Here        no GPU, 4 CPU cores" in text
+    assert "Available   no GPU, 4 CPU cores" in text
     assert "$" in text
     assert "  python flow.py run --model llama-8b --method lora --with kubernetes" in text
 
@@ -73,6 +86,9 @@ def test_a_summary_fits_one_screen_with_place_price_time_and_memory(model: str, 
     lines = render_summary(ranking.best, ranking.plans[1:]).splitlines()
     assert len(lines) <= 28
     assert max(map(len, lines)) <= 80
+    request = ranking.best.request
+    size = f"{request.cpu} CPU, {format_bytes(request.memory_mib << 20)} per node"
+    assert size in " ".join(line.strip() for line in lines)
     labels = {line[:12].strip() for line in lines}
     assert labels >= {"Where", "Price", "Time", "Memory", "Step", "Why", "Also fits"}
 

@@ -82,6 +82,23 @@ def test_a_sliding_window_limits_the_attention_of_its_layers() -> None:
     assert len(short) == 1
 
 
+@pytest.mark.parametrize("length", [4097, 6000, 32768])
+def test_tokens_in_a_sliding_window_attend_to_all_tokens_before_them_up_to_the_window(length: int) -> None:
+    model = find("mistral-7b")
+    windowed = replace(model, sliding_window=4096, sliding_layers=model.layers)
+    everything = replace(model, sliding_window=None, sliding_layers=0)
+    attention = [work(Setup(model=m, seq_len=length)).attention for m in (windowed, everything)]
+    attended = [sum(min(tokens, 4096) for tokens in range(length)), sum(range(length))]
+    assert attention[0] / attention[1] == pytest.approx(attended[0] / attended[1], rel=0.001)
+
+
+def test_attention_sinks_move_no_scores_from_flashattention_3_on() -> None:
+    setup = Setup(model=find("gpt-oss-20b"), engine="fsdp2", method="lora", seq_len=4096, attention="flash")
+    moved = {version: work(replace(setup, flash_version=version)).moved for version in (2, 3, 4)}
+    assert moved[2] > 2 * moved[3]
+    assert moved[3] == moved[4]
+
+
 def test_a_dpo_step_runs_the_reference_model_too() -> None:
     sft, dpo = (work(Setup(model=LLAMA, task=task, micro_batch_size=2)) for task in ("sft", "dpo"))
     assert dpo.linear / sft.linear == pytest.approx(2 * 4 / 3)  # pairs; 1 forward more

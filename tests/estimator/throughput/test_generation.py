@@ -10,7 +10,7 @@ from benchmarks.published.generation import PublishedGeneration, runs
 from estimator import hardware
 from estimator.memory.generation import Batch
 from estimator.models import find
-from estimator.throughput.generation import balanced_sequences, generation_speed
+from estimator.throughput.generation import balanced_sequences, forward_seconds, generation_speed
 
 H100 = hardware.gpu("H100 SXM")
 LLAMA = find("llama-8b")
@@ -61,10 +61,12 @@ def test_a_sliding_window_makes_long_answers_faster() -> None:
     [("llama-8b", None, "this device"), ("mixtral-8x7b", "H100 SXM", "experts"), ("llama-8b", "T4", "T4")],
 )
 def test_unknown_values_are_shown_as_unknown(model: str, gpu: str | None, words: str) -> None:
-    prediction = generation_speed(find(model), None if gpu is None else hardware.gpu(gpu), BATCH)
+    device = None if gpu is None else hardware.gpu(gpu)
+    prediction = generation_speed(find(model), device, BATCH)
     assert prediction.seconds is None
     assert prediction.tokens_per_second is None
     assert words in prediction.basis
+    assert forward_seconds(find(model), device, BATCH.sequences, BATCH.prompt_tokens) is None
 
 
 def test_batches_beyond_the_balance_point_gain_no_throughput() -> None:

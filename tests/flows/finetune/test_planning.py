@@ -41,6 +41,22 @@ def test_a_disk_without_free_space_is_refused_with_advice(monkeypatch: pytest.Mo
     assert "0 MiB free" in caught.value.problem
 
 
+def test_a_datastore_on_another_disk_without_free_space_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    datastore = Path("/dev/shm") / tmp_path.name / ".metaflow"
+    if tmp_path.stat().st_dev == Path("/dev/shm").stat().st_dev:
+        pytest.skip("the work folder is in /dev/shm too")
+    free = {Path("/dev/shm"): 1000}
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: Usage(2**40, 0, free.get(folder, 2**40)))
+    monkeypatch.setattr(planning, "local_datastore", lambda: datastore)
+    with pytest.raises(UserError, match="METAFLOW_DATASTORE_SYSROOT_LOCAL") as caught:
+        planning.plan_from_parameters(PARAMETERS, "local")
+    assert caught.value.problem.startswith(f"The datastore {datastore} has 0 MiB free; ")
+    monkeypatch.setattr(planning, "local_datastore", lambda: tmp_path)
+    planning.plan_from_parameters(PARAMETERS, "local")
+
+
 def test_a_file_at_the_output_path_is_refused_before_the_run(tmp_path: Path) -> None:
     (tmp_path / "results").write_text("")
     for folder in (tmp_path / "results", tmp_path / "results" / "mine"):

@@ -170,3 +170,6 @@ def test_a_run_waits_for_busy_gpus_and_names_them(
     while shape.node_of(pod) is None and time.monotonic() < deadline:
         time.sleep(0.3)
     assert shape.node_of(pod) == "b"
+    shape.end("train-1")
+    findings, _ = shape.preflight(plan)
+    assert findings.state("nodes") == "ok", "node a is free"

@@ -375,7 +375,7 @@ class TestSampleView:
         prepare(rows, model, settings, 2048, tmp_path)
         data = Prepared(tmp_path)
         legend, view = format_sample(data, tokenizer).split("\n", 1)
-        assert "not counted in the loss" in legend
+        assert "does not count in the loss" in legend
         assert view.startswith("⟦<|begin_of_text|><|start_header_id|>user")
         assert view.endswith("⟧Hello<|eot_id|>")
         view = format_sample(data, tokenizer, 1)

@@ -23,7 +23,7 @@ from launchers.dataset.prepared import Prepared, Row
 from launchers.engines.loop.preference_losses import kto_loss, sigmoid_loss
 from launchers.engines.loop.tasks import Preferences, answers_of, chosen_cross_entropy, rewards_of
 from launchers.engines.reward_head import as_trained
-from launchers.evaluation.evaluate import load_model
+from launchers.evaluation.loading import load_model
 from launchers.gang.job import TrainJob
 from launchers.models import causal
 from launchers.run.job import unsupported

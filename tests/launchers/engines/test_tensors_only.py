@@ -16,6 +16,10 @@ from torch.distributed.checkpoint import state_dict_saver  # noqa: E402
 from estimator.errors import UserError  # noqa: E402
 from launchers.engines.tensors_only import load_distributed, tensors_only  # noqa: E402
 
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:torch.distributed is disabled"
+)  # one process, without a group
+
 
 class Calls:
     """Creates a folder when it is unpickled."""
@@ -34,7 +38,7 @@ def mark(tmp_path: Path) -> Path:
 
 def refused(folder: Path, state: dict[str, Any], mark: Path) -> None:
     with pytest.raises(UserError) as caught:
-        load_distributed(state, folder, no_dist=True)
+        load_distributed(state, folder)
     assert f"The checkpoint in {folder} holds more than tensors" in caught.value.problem
     assert "a file would call posix.mkdir" in caught.value.problem
     assert "\n" not in caught.value.problem
@@ -43,21 +47,21 @@ def refused(folder: Path, state: dict[str, Any], mark: Path) -> None:
 
 def test_a_dcp_checkpoint_is_read_back_bit_by_bit(tmp_path: Path) -> None:
     values = {"weight": torch.randn(3, 5), "half": torch.randn(4).bfloat16(), "betas": (0.9, 0.99), "n": None}
-    state_dict_saver.save(values, checkpoint_id=str(tmp_path), no_dist=True)
+    state_dict_saver.save(values, checkpoint_id=str(tmp_path))
     loaded_tensors = {"weight": torch.zeros(3, 5), "half": torch.zeros(4).bfloat16(), "betas": (0.0,), "n": 1}
-    load_distributed(loaded_tensors, tmp_path, no_dist=True)
+    load_distributed(loaded_tensors, tmp_path)
     assert torch.equal(loaded_tensors["weight"], values["weight"])
     assert torch.equal(loaded_tensors["half"], values["half"])
     assert (loaded_tensors["betas"], loaded_tensors["n"]) == ((0.9, 0.99), None)
 
 
 def test_a_pickled_value_that_would_call_a_function_is_refused(tmp_path: Path, mark: Path) -> None:
-    state_dict_saver.save({"lr": Calls(mark)}, checkpoint_id=str(tmp_path / "c"), no_dist=True)
+    state_dict_saver.save({"lr": Calls(mark)}, checkpoint_id=str(tmp_path / "c"))
     refused(tmp_path / "c", {"lr": 0.1}, mark)
 
 
 def test_checkpoint_metadata_that_would_call_a_function_is_refused(tmp_path: Path, mark: Path) -> None:
-    state_dict_saver.save({"lr": 0.1}, checkpoint_id=str(tmp_path / "c"), no_dist=True)
+    state_dict_saver.save({"lr": 0.1}, checkpoint_id=str(tmp_path / "c"))
     (tmp_path / "c" / ".metadata").write_bytes(pickle.dumps(Calls(mark)))
     refused(tmp_path / "c", {"lr": 0.1}, mark)
 

@@ -17,7 +17,7 @@ import pytest
 from estimator.errors import UserError
 from launchers.cluster.endpoint import CLUSTER_PORTS, STORE_PORTS, NodeAddress, Secret, unused_port
 from launchers.gang import hub
-from launchers.gang.control import Control, Done, Failed, PartStored, Timeouts, some
+from launchers.gang.control import Control, Done, Failed, PartStored, Timeouts, format_nodes
 from launchers.gang.failures import Failure, GangFailed, NodeLost
 from launchers.gang.hub import Hub
 from launchers.gang.member import Member
@@ -165,6 +165,21 @@ def test_a_run_succeeds_only_if_all_nodes_are_done_and_node_0_is_the_last(port: 
         assert within(main) is within(member) is None
 
 
+def test_a_node_that_leaves_is_not_lost_and_its_parts_are_not_waited_for(port: int) -> None:
+    main, member = Hub(_address(port), QUICK), Member(_address(port, 1), QUICK)
+    with contextlib.closing(main):
+        joined(main, member)
+        main.report(PartStored(step=4))
+        assert main.parts_missing()
+        member.close()
+        deadline = time.monotonic() + 20
+        while main.parts_missing():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        time.sleep(QUICK.settle * 3)  # within this time a lost node would be the verdict
+        assert main.verdict() is None
+
+
 def test_a_failure_of_a_single_node_is_reported_at_once_unless_it_is_a_consequence() -> None:
     alone = dataclasses.replace(_address(0), nodes=1)
     for secondary in (False, True):
@@ -199,7 +214,7 @@ def test_the_torch_store_on_a_cluster_uses_only_ports_opened_by_the_network_poli
 
 @pytest.mark.parametrize(("count", "omitted_text"), [(8, ""), (9, "1"), (20, "12")])
 def test_the_first_eight_of_many_nodes_are_named_and_the_rest_counted(count: int, omitted_text: str) -> None:
-    named, _, names_after = some(list(range(count))).partition(" and ")
+    named, _, names_after = format_nodes(list(range(count))).partition(" and ")
     assert (named.split(", "), names_after.partition(" ")[0]) == (
         [str(node) for node in range(8)],
         omitted_text,

@@ -11,19 +11,29 @@ from launchers.gang.rank import RankEnv, RankReporter
 from launchers.report.telemetry import Follower, Memory, Step
 
 
+def step_event(step: int, loss: float | None) -> Step:
+    return Step(
+        rank=0,
+        step=step,
+        loss=loss,
+        lr=1.0,
+        grad_norm=None,
+        samples=1,
+        tokens=8,
+        dt=0.001,
+        dtf=None,
+        dtb=None,
+    )
+
+
 @pytest.mark.parametrize("loss", [float("nan"), float("inf")])
 def test_a_nan_loss_is_reported_and_then_ends_the_run(tmp_path: Path, loss: float) -> None:
     reporter = RankReporter(tmp_path, RankEnv.read())
 
-    def report(step: int, loss: float | None) -> None:
-        reporter.step(
-            step=step, loss=loss, lr=1.0, grad_norm=None, samples=1, tokens=8, dt=1.0, dtf=None, dtb=None
-        )
-
-    report(1, 2.5)
-    report(2, None)  # another rank's
+    reporter.step(step_event(1, 2.5))
+    reporter.step(step_event(2, None))  # another rank's
     with pytest.raises(UserError, match="The loss of step 3 is") as stopped:
-        report(3, loss)
+        reporter.step(step_event(3, loss))
     assert "optimizer.lr" in stopped.value.advice
     assert [event.step for event in Follower(tmp_path).poll() if isinstance(event, Step)] == [1, 2, 3]
 
@@ -32,9 +42,7 @@ def test_short_steps_share_a_memory_report_and_the_end_of_training_has_its_own(t
     reporter = RankReporter(tmp_path, RankEnv.read())
     reporter.phase("train")
     for step in range(1, 101):
-        reporter.step(
-            step=step, loss=None, lr=1.0, grad_norm=None, samples=1, tokens=8, dt=0.001, dtf=None, dtb=None
-        )
+        reporter.step(step_event(step, None))
     reporter.phase("save", 100)
     events = list(Follower(tmp_path).poll())
     memory = [event.step for event in events if isinstance(event, Memory)]

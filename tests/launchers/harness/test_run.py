@@ -157,6 +157,6 @@ def test_scores_have_the_metric_of_the_filter_and_its_standard_error() -> None:
     ]  # fmt: skip
     assert {each.rows for each in scores} == {9}
     result = HarnessResult(rows=merged(scores, scores), limit=9, num_fewshot=None, chat=False, version="0.4")
-    assert result.how == "lm-evaluation-harness 0.4, at most 9 rows of a task; ± standard error"
+    assert result.options == "lm-evaluation-harness 0.4, at most 9 rows of a task; ± standard error"
     assert result.facts()[0] == ("sums, acc", "0.5000 ± 0.1000 before, 0.5000 ± 0.1000 after")
     assert result.text().splitlines()[2].split() == ["sums", "f1,strict", "1.0000", "1.0000", "9"]

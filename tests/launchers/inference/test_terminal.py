@@ -50,21 +50,32 @@ def test_each_model_gets_every_message_and_commands_are_not_sent(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     both = conversations("tuned", "base")
-    terminal.talk(both, typed("one", "/system Be kind", "", "two", "/help", "/unknown x"))
+    terminal.talk(both, typed("one", "/system Be kind", "", "two", "/help", "/etc/hosts is empty", "/ x"))
     shown = capsys.readouterr()
     assert shown.out.splitlines() == [
         "tuned> None: one",
         "base> None: one",
         "tuned> Be kind: two",
         "base> Be kind: two",
-        "tuned> Be kind: /unknown x",
-        "base> Be kind: /unknown x",
+        "tuned> Be kind: /etc/hosts is empty",
+        "base> Be kind: /etc/hosts is empty",
+        "tuned> Be kind: / x",
+        "base> Be kind: / x",
     ]
     assert "/reset" in shown.err
     assert "/image" not in shown.err
-    terminal.talk(both, typed("/quitt", "/reset", "/quit", "never"))
-    assert "There is no command /quitt. Did you mean /quit?" in capsys.readouterr().err
+    terminal.talk(both, typed("/reset", "/quit", "never"))
     assert [each.messages for each in both] == [[], []]
+
+
+def test_an_unknown_command_is_not_sent_and_names_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    (tuned,) = conversations("tuned")
+    terminal.talk([tuned], typed("/quitt", "/zzz with words"))
+    shown = capsys.readouterr()
+    assert "There is no command /quitt. Did you mean /quit?\n" in shown.err
+    assert "There is no command /zzz. Commands: /reset, /system TEXT, /help, /quit\n" in shown.err
+    assert shown.out == ""
+    assert tuned.messages == []
 
 
 def test_an_empty_answer_is_reported_without_changing_the_output(capsys: pytest.CaptureFixture[str]) -> None:

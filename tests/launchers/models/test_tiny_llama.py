@@ -55,12 +55,16 @@ def test_two_processes_write_identical_files(folder: Path, tmp_path: Path) -> No
         assert (folder / name).read_bytes() == (tmp_path / "again" / name).read_bytes(), name
 
 
-def test_a_failure_during_writing_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(seed: int, config: Mapping[str, Any]) -> None:
-        raise OSError("No space left on device")
+def test_a_disk_that_fills_up_during_writing_is_a_user_error_and_leaves_no_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error of tokenizers is no OSError."""
 
-    monkeypatch.setattr(tiny_llama, "_weights", fail)
-    with pytest.raises(OSError, match="No space left"):
+    def fill(seed: int, config: Mapping[str, Any]) -> None:
+        tiny_llama._tokenizer().save("/dev/full")
+
+    monkeypatch.setattr(tiny_llama, "_weights", fill)
+    with pytest.raises(UserError, match=rf"No space left on .* for {tmp_path}\.\nFree some space there"):
         tiny_llama.make(tmp_path / "tiny")
     assert list(tmp_path.iterdir()) == []
 

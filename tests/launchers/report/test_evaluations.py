@@ -55,6 +55,9 @@ def test_a_run_describes_which_step_it_exports_and_why_it_ended() -> None:
     rows = dict(describe_export(evaluations, KEPT, exported=20, last_step=40))
     assert rows["exported"] == "step 20 of 40, the lowest held-out loss (1.0000)"
     assert rows["stopped early"].startswith("after step 40: 2 evaluations without a lower held-out loss")
+    by_half = Evaluation(every_steps=10, patience=2, min_delta=0.5)
+    stopped = dict(describe_export(evaluations, by_half, exported=20, last_step=40))["stopped early"]
+    assert stopped.startswith("after step 40: 2 evaluations without a held-out loss lower by more than 0.5; ")
     lost = dict(describe_export(evaluations, KEPT, exported=40, last_step=40))
     assert "the checkpoint of step 20" in lost["exported"]
     assert "unusable" in lost["exported"]

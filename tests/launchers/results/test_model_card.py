@@ -10,7 +10,7 @@ import yaml
 
 from estimator.models import resolve
 from estimator.plan import GIB, Counter, Plan
-from launchers.evaluation.evaluate import Answer, EvaluationResult
+from launchers.evaluation.result import Answer, EvaluationResult
 from launchers.report.metrics import Summary
 from launchers.report.peak import MemoryPeak
 from launchers.results import handover, model_card

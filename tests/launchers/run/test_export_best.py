@@ -11,8 +11,8 @@ import pytest
 from launchers import engines
 from launchers.cluster.endpoint import NodeAddress, Secret
 from launchers.dataset.prepared import Prepared
-from launchers.evaluation.evaluate import load_model
 from launchers.evaluation.held_out import scorer_of
+from launchers.evaluation.loading import load_model
 from launchers.gang.failures import RankFailed
 from launchers.models import tiny_llama
 from launchers.report.evaluations import HeldOutLoss
@@ -73,8 +73,8 @@ def test_after_kill_9_the_best_step_is_exported_and_the_run_stops_at_the_same_st
     assert trained.exported_step == EVERY
     assert [exported_name for exported_name, _ in trained.exported] == ["exported", "stopped early"]
     output = capfd.readouterr().out
-    assert f"stopped after step {steps[-1]}: {PATIENCE} evaluations without a lower" in output
-    assert f"save after step {EVERY}" in output
+    assert f"stopped after step {steps[-1]}: {PATIENCE} evaluations without a " in output
+    assert f"saving the model after step {EVERY}" in output
     engines.get("fsdp2").collect(trained.job, tmp_path / "finished")
     model = load_model(tmp_path / "finished" / "model", job.model_dir, "cpu", "fp32")
     score = scorer_of(job.settings, Prepared(job.held_out_dir), 256).score(model)

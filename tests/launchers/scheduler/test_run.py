@@ -17,7 +17,7 @@ import pytest
 from estimator import models
 from estimator.errors import UserError
 from estimator.plan import GIB
-from launchers import settings
+from launchers import run_config, settings
 from launchers.base.workdir import full_disk_explained
 from launchers.cluster.allocation import node_address
 from launchers.cluster.processes import is_running
@@ -115,7 +115,13 @@ def test_a_result_whose_evaluation_fails_is_kept_and_the_failure_is_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], result: str
 ) -> None:
     """A model, or an adapter that cannot be merged; the file that completes a folder is written last."""
-    plan, evaluation_settings = make_plan({}, "local"), settings.build({"evaluation": {"generations": 1}})
+    plan, model = make_plan({}, "local"), models.resolve("tiny-llama")
+    evaluation_settings = run_config.resolve(
+        settings.build({"evaluation": {"generations": 1}}),
+        model.spec,
+        method=plan.method,
+        engine=plan.engine,
+    )
 
     def collect(job: TrainJob, destination: Path) -> None:
         (destination / result).mkdir(parents=True)  # that transformers cannot load
@@ -129,14 +135,14 @@ def test_a_result_whose_evaluation_fails_is_kept_and_the_failure_is_recorded(
         key="k",
         plan=plan,
         settings=evaluation_settings,
-        model=models.resolve("tiny-llama"),
+        model=model,
         model_dir=tmp_path / "none",
         data_dir=tmp_path,
     )
     job = TrainJob(
         plan=plan,
         settings=evaluation_settings,
-        model=models.resolve("tiny-llama"),
+        model=model,
         model_dir=tmp_path,
         data_dir=tmp_path,
         work_dir=tmp_path,

@@ -136,13 +136,14 @@ def test_the_task_follows_from_the_llama_factory_loss_and_unknown_values_are_nam
 def test_the_command_writes_the_converted_settings_and_prints_the_keys_that_it_omitted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    theirs, ours = tmp_path / "axolotl.yml", tmp_path / "my.yaml"
+    theirs, ours = tmp_path / "axolotl.yml", tmp_path / "my settings.yaml"
     theirs.write_text(yaml.safe_dump(AXOLOTL))
     finetune_convert.convert(theirs, output=ours, gpus=2)
     built = settings.build(settings.parse_yaml(ours.read_text()))
     assert (built.global_batch_size, built.lora.rank, built.method) == (16, 32, "qlora")
     shown = capsys.readouterr().err
     assert "NOT translated:\n  special_tokens" in shown
+    assert f"next: finetune run '{ours}'\n" in shown
     assert "learning_rate -> optimizer.lr = 0.0002" in shown
     for text, expected in (
         ("- 1", "has no keys"),

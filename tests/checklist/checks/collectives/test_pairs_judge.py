@@ -32,7 +32,7 @@ def test_a_cut_pair_is_one_finding_and_not_also_a_slow_link() -> None:
     assert "And" not in result.headline
     assert verdict_of(result, "pairs") == "NO-VERDICT"
     unasked = judge(dataclasses.replace(cut, probes=()))
-    assert [fault.title for fault in unasked.findings] == ["Nothing gets between host-1 and host-3."]
+    assert [fault.title for fault in unasked.findings] == ["No data passes between host-1 and host-3."]
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_a_node_lost_before_it_reported_facts_is_named_as_it_joined() -> None:
     titles = [fault.title for fault in result.findings if fault.check in ("hangs", "ranks")]
     assert titles == [
         "Rank 2 (gpu-17) was lost in facts of phase facts.",
-        "3 ranks on 3 nodes asked for, 2 on 2 seen; without gpu-17.",
+        "3 ranks on 3 nodes requested, 2 on 2 seen; without gpu-17.",
     ]
     assert result.bad_nodes == ("gpu-17",)
     assert results.from_json(results.to_json(result)) == result
@@ -174,7 +174,10 @@ def test_all_paths_between_two_groups_of_nodes_are_one_slow_uplink(nodes: int, b
     (fault,) = [one for one in result.findings if one.check == "pairs"]
     assert (fault.code, fault.verdict, fault.nodes) == ("slow-uplink", "FAIL", ())
     assert len(fault.links) == half**2
-    assert f"each of the {half**2} paths over it has {bandwidth_left:.0%} of what it should." in fault.title
+    assert (
+        f"each of the {half**2} paths over it has {bandwidth_left:.0%} of its expected bandwidth."
+        in fault.title
+    )
     assert result.bad_nodes == ()
     assert result.verdict == "FAIL"
 
@@ -212,4 +215,4 @@ def test_the_finding_of_a_slow_link_names_its_rail() -> None:
     ]
     (fault,) = judge(dataclasses.replace(run, pairs=tuple(pairs))).findings
     assert fault.title.startswith("The link from host-1 to host-3 is slow: 5")
-    assert fault.title.endswith(" of what it should be on rail 0 alone.")
+    assert fault.title.endswith(" of the expected speed on rail 0 alone.")

@@ -49,7 +49,7 @@ def test_a_wrong_clock_of_rank_0_is_named_instead_of_all_others() -> None:
     late = with_facts(all_with(gpu_run(4), clock_offset_s=-1_800.0), 0, clock_offset_s=0.0)
     (fault,) = judge(late).findings
     assert (fault.verdict, fault.suspects) == ("FAIL", ("host-0",))
-    assert fault.title == "The clock of host-0 is +1800.0 s off the others'."
+    assert fault.title == "The clock of host-0 differs by +1800.0 s from those of its peers."
 
 
 def test_both_of_two_hosts_with_different_clocks_are_suspects() -> None:

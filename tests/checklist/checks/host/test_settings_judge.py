@@ -115,7 +115,7 @@ def test_a_stored_reference_judges_single_nodes_and_values_equal_everywhere() ->
 def test_a_reference_of_other_machine_types_gives_no_verdict() -> None:
     result = judge(cpu_run(2), reference=RIGHT)
     assert verdict_of(result, "host-settings") == "NO-VERDICT"
-    assert reason(result) == "The reference is of p5.48xlarge, and no node of this run is."
+    assert reason(result) == "The reference covers p5.48xlarge only, and this run has no such node."
 
 
 def test_a_single_host_without_a_reference_is_not_compared() -> None:

@@ -41,7 +41,8 @@ def test_a_host_that_cannot_reach_itself_over_efa_fails_with_the_reason() -> Non
     (fault,) = judge(efa_run(15.4, "fi_pingpong did not end within 8 s")).findings
     assert (fault.verdict, fault.nodes) == ("FAIL", ("host-1",))
     assert (
-        fault.title == "EFA does not get a message from host-1 to itself: fi_pingpong did not end within 8 s."
+        fault.title
+        == "EFA does not deliver a message from host-1 to itself: fi_pingpong did not end within 8 s."
     )
 
 

@@ -69,8 +69,8 @@ def test_a_flapping_link_warns_twice_then_fails_until_it_was_absent_for_long(
     assert reported[16:] == [[]] * 14, "the first of three nights is more than 14 days ago"
     assert "Seen on 2 of 6 nights (1970-01-03, 1970-01-06)." in results[5].findings[0].title
     assert results[12].findings[0].title == (
-        "The link between host-1 and host-3 comes and goes: seen on 3 of 13 nights (1970-01-03, 1970-01-06, "
-        "1970-01-10)."
+        "The link between host-1 and host-3 loses packets again and again: seen on 3 of 13 nights "
+        "(1970-01-03, 1970-01-06, 1970-01-10)."
     )
     assert {result.bad_nodes for result in results} == {()}, "a link is neither end's fault"
     assert [verdict_of(results[n], "loss") for n in (1, 2, 9, 12, 20)] == [
@@ -107,11 +107,11 @@ def test_a_lasting_fault_is_not_recorded_as_intermittent() -> None:
         for alone in (False, True)
     )
     result = judge(dataclasses.replace(night(1), pairs=(*night(1).pairs, *lossy)))
-    sightings = past_runs.run_of(result).look
+    sightings = past_runs.run_of(result).sightings
     assert reported_faults(result) == [("loss-node", "FAIL")]
     assert (sightings.nodes, sightings.seen) == (result.nodes, ())
 
 
 def test_single_machines_and_runs_without_pairs_count_as_no_observation() -> None:
-    assert past_runs.run_of(judge(cpu_run(2, local=True))).look is None
-    assert past_runs.run_of(judge(cpu_run(4, pairs=()))).look is None
+    assert past_runs.run_of(judge(cpu_run(2, local=True))).sightings is None
+    assert past_runs.run_of(judge(cpu_run(4, pairs=()))).sightings is None

@@ -103,21 +103,21 @@ def with_ipv6(closed: list[tuple[int, int]], run: Measurements | None = None) ->
 def test_a_node_reachable_over_one_address_family_only_gives_a_warning() -> None:
     assert findings(with_ipv6([])) == []
     (fault,) = findings(with_ipv6([way for way in WAYS if way[1] == 2]))
-    assert (fault.verdict, fault.title) == ("WARN", "host-2 is not reached over IPv6, but over IPv4.")
+    assert (fault.verdict, fault.title) == ("WARN", "host-2 is not reached over IPv6, only over IPv4.")
     (fault,) = findings(with_ipv6([way for way in WAYS if way[0] == 1]))
-    assert fault.title == "host-1 reaches no other node over IPv6, but over IPv4."
+    assert fault.title == "host-1 reaches no other node over IPv6, only over IPv4."
 
 
 def test_an_unreachable_address_family_gives_a_warning_only_if_a_name_resolves_to_it() -> None:
     assert findings(with_ipv6(WAYS)) == []
     check = judge(with_ipv6(WAYS)).check("open-ports")
-    assert check.reason.endswith("Over IPv6 no node is reached; nothing takes that.")
+    assert check.reason.endswith("Over IPv6 no node is reached, and nothing uses it.")
     named = with_facts(gpu_run(4), 8, hostname_address="fd77::2")
     (fault,) = findings(with_ipv6(WAYS, named))
-    assert fault.title == "host-0, host-1, host-2, host-3 are not reached over IPv6, but over IPv4."
+    assert fault.title == "host-0, host-1, host-2, host-3 are not reached over IPv6, only over IPv4."
 
 
 def test_a_blocked_address_family_of_the_run_fails_and_names_the_working_one() -> None:
     run = with_blocked([way for way in WAYS if way[1] == 2], TRIED)
     (fault,) = findings(with_ipv6([], run))
-    assert (fault.verdict, fault.title) == ("FAIL", "host-2 is not reached over IPv4, but over IPv6.")
+    assert (fault.verdict, fault.title) == ("FAIL", "host-2 is not reached over IPv4, only over IPv6.")

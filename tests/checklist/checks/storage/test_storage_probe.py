@@ -223,7 +223,7 @@ def test_a_missing_folder_is_reported_with_its_node_and_a_remedy(tmp_path: Path)
     ]
     result = judge(gpu_run(locals=(*gpu_run().locals, *failed)))
     (fault,) = result.findings
-    assert fault.title == f"The folder {missing} (datastore) is not there on host-0, host-1."
+    assert fault.title == f"The folder {missing} (datastore) does not exist on host-0, host-1."
     assert fault.advice[0].startswith("Mount it or create it there")
     assert fault.command == f"df {missing} || mkdir -p {missing}"
     assert result.bad_nodes == ()

@@ -12,6 +12,7 @@ from decorators.backends.kubernetes import waiting
 from tests.lab.api import Json
 from tests.lab.control_plane import ControlPlane, wait_for
 
+SIZES = {"control": 1, "worker": 2}  # a gang of three nodes, as Metaflow submits it
 pytestmark = pytest.mark.timeout(900)
 
 
@@ -124,6 +125,36 @@ def test_an_image_that_cannot_be_pulled_is_permanent_after_a_grace_period(
         "ErrImagePull (i): manifest unknown",
         120,
     )
+
+
+@pytest.mark.slow
+def test_a_jobset_waits_until_each_of_its_pods_has_started(
+    control_plane: ControlPlane, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(control_plane.kubeconfig()))
+    api, container = control_plane.api(), {"name": "c", "image": "i"}
+    template = {"spec": {"template": {"spec": {"restartPolicy": "Never", "containers": [container]}}}}
+    parts = [{"name": name, "replicas": number, "template": template} for name, number in SIZES.items()]
+    api.create(
+        f"/apis/jobset.x-k8s.io/v1alpha2/namespaces/{namespace}/jobsets",
+        {
+            "apiVersion": "jobset.x-k8s.io/v1alpha2",
+            "kind": "JobSet",
+            "metadata": {"name": "js"},
+            "spec": {"replicatedJobs": parts},
+        },
+    )
+    job = WaitedJob(backend="kubernetes", kind="jobset", name="js", namespace=namespace)
+    pods = f"/api/v1/namespaces/{namespace}/pods"
+    names = [f"js-{number}" for number in range(sum(SIZES.values()))]
+    for started, name in enumerate(names):
+        state = waiting.wait_state(job)
+        assert (state.pending, state.running, state.nodes) == (True, started, len(names))
+        labels = {"jobset.sigs.k8s.io/jobset-name": "js"}
+        api.create(pods, {"metadata": {"name": name, "labels": labels}, "spec": {"containers": [container]}})
+        assert waiting.wait_state(job).missing == (name,)
+        api.patch(f"{pods}/{name}/status", {"status": {"phase": "Running"}})
+    assert not waiting.wait_state(job).pending
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from benchmarks.exact_families import small_model
 from estimator.engines.automatic import COMPILED
 from estimator.engines.varlen import FAMILIES
 from estimator.exact.transformers_models import configuration
-from estimator.memory.activations import block_bytes
+from estimator.memory.activations.block import block_bytes
 from estimator.models import PROJECTIONS
 from estimator.setup import Setup
 from launchers.dataset.batches import MicroBatch, collate, micro_batches, summed_cross_entropy

@@ -12,8 +12,8 @@ import pytest
 
 from launchers import engines
 from launchers.dataset.prepared import Prepared
-from launchers.evaluation.evaluate import load_model
 from launchers.evaluation.held_out import scorer_of
+from launchers.evaluation.loading import load_model
 from launchers.gang.job import TrainJob
 from launchers.models import tiny_llama
 from launchers.report import telemetry

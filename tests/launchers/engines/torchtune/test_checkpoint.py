@@ -10,6 +10,8 @@ torch = pytest.importorskip("torch")
 
 from launchers.engines.torchtune import checkpoint as torchtune_checkpoint  # noqa: E402
 
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # as torchtune's engine does
+
 
 def make(seed: int, lr: float = 0.1) -> tuple[torch.nn.Sequential, torch.optim.Optimizer]:
     """Create a model with a frozen and a trained layer."""

@@ -9,12 +9,13 @@ import psutil
 import pytest
 
 from estimator.errors import UserError
-from launchers.dataset import documents, render
-from launchers.dataset.documents import Documents, tokenize
+from launchers.dataset import render, tokenization
+from launchers.dataset.documents import Documents
 from launchers.dataset.prepare import prepare
 from launchers.dataset.render import load_tokenizer
 from launchers.dataset.rows import Conversation, parse
 from launchers.dataset.stored import Selected, StoredRows, Writer
+from launchers.dataset.tokenization import tokenize
 from launchers.models import tiny_llama
 from launchers.settings import Settings, build
 
@@ -40,8 +41,8 @@ def stored(folder: Path, rows: list[Conversation]) -> StoredRows:
 @pytest.fixture
 def several(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tokenize with two processes in chunks of 16 rows."""
-    monkeypatch.setattr(documents, "SINGLE_PROCESS_BYTES", 0)
-    monkeypatch.setattr(documents, "CHUNK_ROWS", 16)
+    monkeypatch.setattr(tokenization, "SINGLE_PROCESS_BYTES", 0)
+    monkeypatch.setattr(tokenization, "CHUNK_ROWS", 16)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
 
 
@@ -51,20 +52,20 @@ def content(tokenized: Documents) -> list[Any]:
 
 
 def test_a_chunk_ends_at_the_maximum_number_of_rows_or_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(documents, "CHUNK_ROWS", 3)
-    monkeypatch.setattr(documents, "CHUNK_BYTES", 10)
-    assert documents._chunk_boundaries(np.array([1, 1, 1, 1, 8, 2, 99, 1])) == [0, 3, 5, 6, 7, 8]
-    assert documents._chunk_boundaries(np.array([])) == [0]
+    monkeypatch.setattr(tokenization, "CHUNK_ROWS", 3)
+    monkeypatch.setattr(tokenization, "CHUNK_BYTES", 10)
+    assert tokenization._chunk_boundaries(np.array([1, 1, 1, 1, 8, 2, 99, 1])) == [0, 3, 5, 6, 7, 8]
+    assert tokenization._chunk_boundaries(np.array([])) == [0]
 
 
 def test_many_short_rows_are_tokenized_by_several_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(documents, "SINGLE_PROCESS_ROWS", 32)
+    monkeypatch.setattr(tokenization, "SINGLE_PROCESS_ROWS", 32)
     for count, is_small in ((31, True), (32, False)):
-        rows = documents._RowsOnDisk.of(stored(tmp_path / str(count), chats(count)))
+        rows = tokenization._RowsOnDisk.of(stored(tmp_path / str(count), chats(count)))
         assert rows is not None
-        assert rows.sizes.sum() < documents.SINGLE_PROCESS_BYTES
+        assert rows.sizes.sum() < tokenization.SINGLE_PROCESS_BYTES
         assert rows.is_small is is_small
 
 
@@ -140,7 +141,7 @@ def test_a_killed_tokenizer_process_is_reported_in_one_line(
     def kill_one() -> None:
         for _ in range(600):
             for child in psutil.Process().children():
-                if "launchers.dataset.documents" in child.cmdline():
+                if "launchers.dataset.tokenization" in child.cmdline():
                     child.kill()
                     return
             time.sleep(0.05)

@@ -13,8 +13,8 @@ from unittest import mock
 
 import pytest
 
-from estimator.memory.activations import block_bytes
-from estimator.models import find, hf_config
+from estimator.memory.activations.block import block_bytes
+from estimator.models import hf_config
 from estimator.models.spec import ModelSpec
 from estimator.setup import LlamaAdapter, Setup
 from tests.optional import require_torchtune
@@ -199,10 +199,3 @@ def test_a_torchtune_block_saves_the_bytes_of_the_formula(lora: bool) -> None:
     changes: dict[str, Any] = {"method": "lora", "lora_targets": ("q_proj", "v_proj")} if lora else {}
     formula = block_bytes(step(spec, engine="torchtune", lora_rank=16, **changes))
     assert formula == pytest.approx(counted, rel=0.01)
-
-
-def test_compiled_blocks_save_keys_once_if_the_engine_does_not_repeat_them() -> None:
-    model = find("llama-8b")
-    repeated = block_bytes(Setup(model=model, engine="torchtitan", compile=True))
-    kept_once = block_bytes(Setup(model=model, engine="fsdp2", compile=True))
-    assert repeated - kept_once == 2 * (2 * model.q_dim - model.kv_dim - model.v_dim)
