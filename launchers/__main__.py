@@ -77,7 +77,7 @@ def launch(
     Exit status: 0 the model is written; 1 training failed or a node was lost; 2 a user error; 75 ended by a
     signal. After 1 and 75 the same command resumes from the newest checkpoint.
 
-    Every setting is also an option, as of `finetune run`: --lora-rank 16. `finetune settings` lists them.
+    Every setting is also an option, as in `finetune run`: --lora-rank 16. `finetune settings` lists them.
     """
     for number in SIGNALS:
         signal.signal(number, _stop)

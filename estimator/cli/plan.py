@@ -115,7 +115,7 @@ def _cheaper_method(best: Plan, job: Job, target: Target) -> str:
 
 def job_from(job_options: JobOptions) -> Job:
     from estimator import models
-    from estimator.engines import images, vision
+    from estimator.engines import images, support, vision
     from estimator.job import DEFAULT_BATCH, Job
     from estimator.setup import LlamaAdapter
 
@@ -159,17 +159,12 @@ def job_from(job_options: JobOptions) -> Job:
         zero_stage=job_options.zero_stage,
         fsdp_sharding=job_options.fsdp_sharding,  # type: ignore[arg-type]
         replicas=job_options.fsdp_replicas,
-        offload=_offload(job_options),  # type: ignore[arg-type]
         tensor_parallel=job_options.tp,
         context_parallel=job_options.cp,
         pipeline_parallel=job_options.pp,
         expert_parallel=job_options.ep,
+        **support.offload_fields(zero=job_options.zero_offload, fsdp=job_options.fsdp_offload),
     )
-
-
-def _offload(job_options: JobOptions) -> str:
-    offloads = (job_options.zero_offload, job_options.fsdp_offload)
-    return next((value for value in offloads if value != "none"), "none")
 
 
 def _targets(text: str, model: ModelSpec) -> tuple[str, ...]:

@@ -140,7 +140,7 @@ def test_a_planning_function_that_returns_no_plan_is_named(home: Home, warm: War
     flow.write_text(text.replace("\n\nclass ", f"\n\n{function}\n\nclass ", 1))
     done = Home(home.path, warm).run(str(flow), "run")
     assert done.returncode == 1
-    assert "@gpu_profile(plan=chosen) returned int, which is no Plan." in done.stderr
+    assert "@gpu_profile(plan=chosen) returned int, which is not a Plan." in done.stderr
     assert "Traceback" not in done.stdout + done.stderr
 
 

@@ -99,6 +99,17 @@ def test_suggested_commands_succeed(text: str) -> None:
         assert CliRunner().invoke(app, shlex.split(line)[1:]).exit_code == 0
 
 
+@pytest.mark.parametrize(("option", "engine"), [("zero", "deepspeed"), ("fsdp", "fsdp2")])
+def test_an_offload_is_planned_with_the_engine_that_has_it(option: str, engine: str) -> None:
+    named = "--model llama-8b --gpu L40S --gpus 1 --nodes 1"
+    assert f"full with {engine} " in run(f"{named} --{option}-offload cpu").stdout.splitlines()[0]
+    both = run(f"{named} --zero-offload cpu --fsdp-offload cpu")
+    assert (both.exit_code, both.stderr) == (
+        2,
+        "--zero-offload and --fsdp-offload contradict each other.\nRemove one of them.\n",
+    )
+
+
 @pytest.mark.parametrize(
     ("text", "advised"),
     [
