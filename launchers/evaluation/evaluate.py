@@ -23,7 +23,7 @@ from estimator.errors import UserError
 from estimator.formatting import format_clock
 from estimator.terminal import print
 from estimator.vocabulary import IMAGE_TASK, TASKS
-from launchers.base.imports import collector_paused
+from launchers.base.imports import collector_paused, import_transformers
 from launchers.base.request_process import read_request, write_request
 from launchers.cluster.processes import PARENT, die_with_parent, started, tail
 from launchers.dataset.measured import MAX_BATCH_TOKENS, MAX_ROWS
@@ -139,6 +139,7 @@ def _evaluate(request: EvaluationRequest) -> EvaluationResult:
     data = Prepared(held_out) if (held_out / "info.json").is_file() else None
     count = 0 if request.settings.task == "reward" else request.generations  # a reward model outputs scores
     prompts = _prompts(request.data_dir / "heldout.jsonl", count)
+    import_transformers()
     # both models use the finished model's tokenizer, because the base may have none
     tokenizer = load_tokenizer(request.model_dir, request.settings) if prompts else None
     outcomes: list[tuple[Score | None, list[str]]] = []

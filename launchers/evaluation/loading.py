@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from estimator.vocabulary import METHODS
-from launchers.base.imports import collector_paused
+from launchers.base.imports import collector_paused, import_peft
 from launchers.models import causal
 from launchers.models.hf_layout import ADAPTER_V2_CONFIG
 from launchers.settings import Settings
@@ -50,8 +50,8 @@ def load_model(
 
         return adapter_v2.load(base, folder, **options)
     if (folder / "adapter_config.json").is_file():
-        with collector_paused():
-            from peft import PeftModel
+        import_peft()
+        from peft import PeftModel
 
         network = causal.load(base, trust_remote_code=trust_remote_code, **options)
         if settings is not None and METHODS[settings.method].quantized:

@@ -9,8 +9,8 @@ import sys
 
 from launchers.base.imports import collector_paused
 from launchers.cluster.processes import PARENT, die_with_parent
-from launchers.gang.departure import IGNORED_VARIABLE
 
+IGNORED_VARIABLE = "FINETUNE_IGNORED_SIGNALS"  # comma-separated names
 _AGENT_LOGGER = "torch.distributed.elastic.agent.server.api"
 _BY_TORCHRUN = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
 _EXIT_BARRIER_ERROR = "Error waiting on exit barrier"

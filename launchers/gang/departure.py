@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from launchers.cluster.processes import WaitingSignals
+from launchers.gang.agent import IGNORED_VARIABLE
 from launchers.gang.control import Control, Drain, Failed, Stopped
 from launchers.gang.failures import Failure
 from launchers.gang.leaving import folder_of, read_number
@@ -20,7 +21,6 @@ from launchers.gang.rank import write_atomically
 from launchers.gang.script_job import GangJob
 from launchers.gang.uploads import Uploads
 
-IGNORED_VARIABLE = "FINETUNE_IGNORED_SIGNALS"  # comma-separated names, for launchers.gang.agent
 ENDING_S = 10.0  # part of the grace period reserved to end the processes and store the logs
 
 

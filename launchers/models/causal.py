@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from launchers.base.imports import imported_quietly
+from launchers.base.imports import import_transformers, imported_quietly
 from launchers.models import own_code, packed_masks
 
 # Language models that transformers 5.23 supports only in AutoModelForImageTextToText
@@ -54,6 +54,7 @@ def runs_code(folder: Path, trust_remote_code: bool) -> bool:
 
 def load(folder: Path, *, trust_remote_code: bool = False, **options: Any) -> Any:
     """Load the model with weights; ``options`` are passed to from_pretrained."""
+    import_transformers()
     config = configuration(folder, trust_remote_code=trust_remote_code)
     trusted = runs_code(folder, trust_remote_code)
     with imported_quietly():
@@ -64,6 +65,7 @@ def load(folder: Path, *, trust_remote_code: bool = False, **options: Any) -> An
 
 def build(folder: Path, *, trust_remote_code: bool = False, **options: Any) -> Any:
     """Build the model with random weights; ``options`` are passed to from_config."""
+    import_transformers()
     config = configuration(folder, trust_remote_code=trust_remote_code)
     trusted = runs_code(folder, trust_remote_code)
     with imported_quietly():

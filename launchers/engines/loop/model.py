@@ -17,7 +17,7 @@ from estimator.models import (
 )
 from estimator.models.architectures import names_in_transformers
 from estimator.vocabulary import METHODS, TASKS, product_type
-from launchers.base.imports import collector_paused
+from launchers.base.imports import collector_paused, import_peft
 from launchers.engines.loop import compressors, head, liger, quantized, unet, varlen, vision, whole_modules
 from launchers.engines.loop.families import blocks, expert_tensors, indexers
 from launchers.engines.loop.recompute import recompute
@@ -102,6 +102,7 @@ def _with_prompts(model: Any, job: TrainJob) -> Any:
 
         adapter_v2.insert(model, adapter_v2.AdapterV2.of(adapter))
     else:
+        import_peft()
         from peft import AdaptionPromptConfig, get_peft_model
 
         layers = model.config.num_hidden_layers - adapter.start_layer  # counted from the last
@@ -113,6 +114,7 @@ def _with_prompts(model: Any, job: TrainJob) -> Any:
 
 
 def _with_low_rank(model: Any, job: TrainJob) -> Any:
+    import_peft()
     from peft import get_peft_model
 
     # DeepSpeed requires one type for base and adapters; its optimizer keeps fp32 copies of the adapters

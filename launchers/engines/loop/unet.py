@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from estimator.models.unet import ADAPTED
-from launchers.base.imports import collector_paused
+from launchers.base.imports import collector_paused, import_peft
 from launchers.gang.job import TrainJob
 
 FOLDER = "unet"
@@ -61,6 +61,7 @@ def _with_text_encoders(network: Any, job: TrainJob, dtype: torch.dtype, *, weig
 
 def add_adapters(network: Any, job: TrainJob) -> Any:
     """Freeze the UNet and add LoRA to both attentions of every block; also to its text encoders."""
+    import_peft()
     from peft import LoraConfig
 
     lora = job.settings.lora
