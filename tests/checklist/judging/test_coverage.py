@@ -60,6 +60,14 @@ def test_a_pair_with_a_missing_direction_counts_as_missing() -> None:
     assert reason(judge(one_way), "pairs") == "Too little was measured: 5 of 6 pairs."
 
 
+def test_pairs_whose_segments_were_not_counted_are_missing_in_the_check_of_packet_loss() -> None:
+    run = cpu_run(4)
+    counted = {"segments": 1000, "retransmitted": 0}
+    pairs = tuple(p if {p.src, p.dst} == {0, 1} else dataclasses.replace(p, **counted) for p in run.pairs)
+    result = judge(dataclasses.replace(run, pairs=pairs))
+    assert reason(result, "loss") == "Too little was measured: 5 of 6 pairs."
+
+
 def test_above_32_nodes_the_scheduled_rounds_suffice_and_unmeasured_pairs_are_listed_with_age() -> None:
     first = judge(cpu_run(40))
     assert (first.verdict, verdict_of(first, "pairs")) == ("PASS", "PASS")

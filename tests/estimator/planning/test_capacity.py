@@ -58,7 +58,7 @@ def test_low_availability_ranks_last_with_a_reason_unless_capacity_is_any() -> N
     behind = [made for made in known[first:] if not made.prediction.low_availability]
     cheaper = {_gpus_of(made) for made in known if made.prediction.low_availability}
     assert all(_gpus_of(made) in cheaper or _is_used_in_part(made) for made in behind), "dearer, of the same"
-    assert "last: low on-demand availability" in usual.order
+    assert "Last: low on-demand availability" in usual.order
     rejected = plans(FULL, USUAL, top=3).rejected
     assert any("low availability: sold ahead" in line.reason for line in rejected)
     whatever = plans(FULL, WHATEVER, top=500)
