@@ -37,7 +37,7 @@ from estimator.vocabulary import LAUNCHED_ENGINES
 from flows.finetune import planning
 from launchers import settings
 from launchers.run.job import unsupported
-from launchers.settings import convert
+from launchers.settings import conversion_rules
 
 ROOT = Path(__file__).parents[1]
 WIDTH = 110  # of a line of text
@@ -421,11 +421,11 @@ def checks_table() -> str:
 def conversions() -> str:
     """Build the table of settings and their names in other tools."""
     words: dict[str, dict[str, list[str]]] = {}
-    for tool, rules in convert.RULES.items():
+    for tool, rules in conversion_rules.RULES.items():
         for key, rule in rules.items():
             if rule.setting:
                 words.setdefault(rule.setting, {}).setdefault(tool, []).append(f"`{key}`")
-    tools = tuple(convert.RULES)
+    tools = tuple(conversion_rules.RULES)
     lines = [f"| Setting | {' | '.join(tools)} |", "|---" * (1 + len(tools)) + "|"]
     for setting in sorted(words):
         cells = [", ".join(words[setting].get(tool, [])) for tool in tools]

@@ -24,7 +24,7 @@ from checklist.reference import read as read_reference
 from checklist.run.rendezvous import NO_SECRET, Rendezvous, from_environment
 from estimator import logs
 from estimator.errors import USER_ERROR_STATUS, UserError
-from estimator.terminal import print
+from estimator.terminal import ended_by_closed_pipe, print
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
@@ -80,7 +80,8 @@ class _Help(TyperCommand):
         from checklist.option_help import help_page
 
         example = "srun --nodes=4 --ntasks-per-node=8 python -m checklist --profile standard"
-        typer.echo(help_page(f"{ctx.command_path} [OPTIONS]", CommandOptions, example=example))
+        with ended_by_closed_pipe():
+            typer.echo(help_page(f"{ctx.command_path} [OPTIONS]", CommandOptions, example=example))
 
 
 @app.command(cls=_Help)

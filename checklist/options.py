@@ -113,11 +113,11 @@ class CheckOptions(_Model):
     @model_validator(mode="after")
     def _check_options(self) -> CheckOptions:
         if not 1 <= self.nodes <= MAX_NODES:
-            raise UserError(f"--nodes {self.nodes} is not possible.", f"Give a number from 1 to {MAX_NODES}.")
+            raise UserError(f"--nodes {self.nodes} is out of range.", f"Use a number from 1 to {MAX_NODES}.")
         if self.gpus_per_node is not None and self.gpus_per_node < 1:
             raise UserError(
-                f"--gpus-per-node {self.gpus_per_node} is not possible.",
-                "Give a number from 1 up, or leave it out to use all that a node has.",
+                f"--gpus-per-node {self.gpus_per_node} must be at least 1.",
+                "Leave it out to use all GPUs of a node.",
             )
         _check_limit("each phase", self.timeout)
         _check_limit("an operation", self.op_timeout)
@@ -160,7 +160,9 @@ class Options(CheckOptions):
             _check_limit(f"phase {phase}", limit)
         _check_limit("the start", self.start_timeout)
         if self.storage_bytes is not None and self.storage_bytes < 1:
-            raise UserError(f"{self.storage_bytes} bytes cannot be written.", "Give a number from 1 up.")
+            raise UserError(
+                f"storage_bytes {self.storage_bytes} must be at least 1.", "Leave it out for the default."
+            )
         if self.datastore is not None and not measurable(self.datastore):
             raise UserError(
                 f"The datastore {self.datastore!r} cannot be measured.",
@@ -292,7 +294,7 @@ def parse_yaml(kind: type[M], text: str) -> M:
             f"The options are not YAML: {' '.join(str(error).split())}", "Correct the file."
         ) from None
     if not isinstance(values, dict):
-        raise UserError("The options are no mapping.", "Write lines such as `nodes: 4`.")
+        raise UserError("The options are not a mapping.", "Write lines such as `nodes: 4`.")
     return build(kind, {str(name): value for name, value in values.items()})
 
 
@@ -376,4 +378,6 @@ def _explain(error: ValidationError, kind: type[_Model]) -> UserError:
 
 def _check_limit(name: str, limit: float | None) -> None:
     if limit is not None and not (math.isfinite(limit) and limit > 0):
-        raise UserError(f"A time limit of {limit:g} s for {name} is not possible.", "Give seconds above 0.")
+        raise UserError(
+            f"A time limit of {limit:g} s for {name} must be above 0.", "Give a number of seconds."
+        )

@@ -53,7 +53,7 @@ class PastRun:
     failures: tuple[OpenFailure, ...]
     """Failures of this run."""
     records: tuple[Record, ...]
-    sightings: Sightings | None = None
+    look: Sightings | None = None
     """Intermittent faults it observed; None if it did not check for them."""
     gpus: dict[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
     """UUIDs of the GPUs it used, by node."""
@@ -83,7 +83,7 @@ def run_of(result: Result) -> PastRun:
         standing=result.standing,
         failures=result.open_failures()[len(result.standing) :],
         records=result.records,
-        sightings=sightings_of(result),
+        look=sightings_of(result),
         gpus=result.gpus,
     )
 
@@ -101,7 +101,7 @@ def fold(runs: Iterable[PastRun], problems: Iterable[str] = ()) -> History:
         open_items = still_open(standing, run.checks, run.profile, run.gpus, started)
         standing = _merge(open_items, run.failures)
     records = tuple(item for run in ordered for item in run.records)
-    sightings = tuple(run.sightings for run in ordered if run.sightings is not None)
+    sightings = tuple(run.look for run in ordered if run.look is not None)
     return History(
         records=records,
         open_failures=standing,
@@ -156,7 +156,7 @@ def check_writable(path: Path) -> None:
     lines = _lines(path)
     if lines and not any(line.startswith(_BEGINNING) for line in lines):
         raise UserError(
-            f"--history {path} is no history of the checklist: nothing is added to it.",
+            f"--history {path} is not a history of the checklist: nothing is added to it.",
             "Name a file started by such a run, a new file, or a folder of results.",
         )
 

@@ -8,7 +8,7 @@ headline then mentions it, and the run still counts for the history.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from checklist import one_machine
 from checklist import suspects as suspected
@@ -28,11 +28,13 @@ from checklist.judging.context import JudgingContext, Judgment
 from checklist.judging.thresholds import Table, table
 from checklist.measurements import Measurements
 from checklist.open_failures import still_open
-from checklist.options import CheckOptions
 from checklist.past_runs import History
 from checklist.reference import Reference
 from checklist.registry import CHECKS, PROFILES, Check, Profile
 from checklist.result import CheckResult, Finding, FitResult, OpenFailure, Result, Skipped, Verdict
+
+if TYPE_CHECKING:
+    from checklist.options import CheckOptions
 
 # Checks that must pass before training is known to work; others may be unavailable on healthy clusters
 DECISIVE = ("ranks", "mesh", "gemm", "correctness", "bandwidth", "pairs", "hangs")
@@ -322,7 +324,7 @@ def _unknown_speed(checks: Iterable[CheckResult]) -> str:
 
 def _skipped(selected: tuple[Check, ...], judgments: Iterable[Judgment]) -> tuple[Skipped, ...]:
     names = {check.name for check in selected}
-    not_selected = [Skipped(check=name, reason="Not asked for.") for name in CHECKS if name not in names]
+    not_selected = [Skipped(check=name, reason="Not requested.") for name in CHECKS if name not in names]
     return (
         *(judgment.result for judgment in judgments if isinstance(judgment.result, Skipped)),
         *not_selected,

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from estimator.job import Job, Target
     from estimator.plan import Plan
 
+_OPTION = re.compile(r"^--([a-z-]+) (\S+)")  # of `finetune plan`, at the start of a message
 _REFERENCE = re.compile(r"\{(\w+)\}")  # to a parameter of the flow
 _COMMAND_LINE_ONLY = ("here", "from_cluster", "context", "namespace")  # the run's backend decides these
 
@@ -55,6 +56,18 @@ class DeclaredPlan:
         Raises UserError for an unknown option, a value of the wrong type,
         a reference to a parameter that the flow does not have, and a job that fits nowhere.
         """
+        try:
+            return self._planned(parameters, backend, gpus)
+        except UserError as error:
+            error.problem = _OPTION.sub(self._as_argument, error.problem)
+            raise
+
+    def _as_argument(self, option: re.Match[str]) -> str:
+        """Return an option at the start of a message as the decorator's argument that set it."""
+        name, value = option[1].replace("-", "_"), option[2]
+        return f"@gpu_profile({name}={value})" if name in self.options else option[0]
+
+    def _planned(self, parameters: Mapping[str, Any], backend: Backend, gpus: int | None) -> Plan:
         from estimator import calibration
         from estimator.cli import plan as command
         from estimator.cli.options import bandwidth_of

@@ -107,7 +107,10 @@ def _job(
     else:
         file = Path(script).resolve()
         if not file.is_file():
-            raise UserError(f"There is no script {script}.", f"The step runs in {Path.cwd()}.")
+            raise UserError(
+                f"There is no script {script}.",
+                f"Give an absolute path, or one relative to {Path.cwd()}, where the step runs.",
+            )
     return ScriptJob(
         script=file,
         arguments=tuple(str(argument) for argument in arguments),

@@ -146,7 +146,7 @@ def _plan_with_user_values(resolver: Resolver, lead: StepView, options: Options)
             if not isinstance(plan, Plan):
                 name = getattr(resolver, "__name__", repr(resolver))
                 raise UserError(
-                    f"@gpu_profile(plan={name}) returned {type(plan).__name__}, which is no Plan.",
+                    f"@gpu_profile(plan={name}) returned {type(plan).__name__}, which is not a Plan.",
                     "Return what estimator.plan(...) returns.",
                 )
             result: Plan = plan

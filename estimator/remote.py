@@ -166,7 +166,7 @@ def s3_errors(url: str) -> Iterator[None]:
         yield
     except S3UploadFailedError as error:
         raise UserError(
-            f"{url}: {' '.join(str(error).split())}", "See: aws sts get-caller-identity"
+            f"{url}: {' '.join(str(error).split())}", "Check the account: aws sts get-caller-identity"
         ) from None
     except (BotoCoreError, ClientError) as error:
         raise _explain_s3(failure_of(error), url) from None
@@ -176,13 +176,13 @@ def _explain_s3(failure: AwsFailure, url: str) -> UserError:
     if credentials := failure.credentials_error(url):
         return credentials
     if failure.is_missing:
-        return UserError(f"{url}: there is no such key.", "Look with: aws s3 ls")
+        return UserError(f"{url}: there is no such key.", "List the keys: aws s3 ls")
     if failure.code == "NoSuchBucket":
-        return UserError(f"{url}: there is no such bucket.", "Look with: aws s3 ls")
+        return UserError(f"{url}: there is no such bucket.", "List the buckets: aws s3 ls")
     if failure.kind == "denied":
         return UserError(
             f"{url}: the AWS credentials may not read it ({failure.code}).",
-            "See: aws sts get-caller-identity",
+            "Check the account: aws sts get-caller-identity",
         )
     if failure.kind in ("busy", "refused"):
         return UserError(f"{url}: S3 answers {failure.code}.", "Try again later.")

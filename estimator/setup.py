@@ -36,7 +36,7 @@ from estimator.vocabulary import (
 )
 
 DEFAULT_SEQ_LEN = 2048  # tokens
-TINY_SEQ_LEN = 256  # tiny-llama's own data is short; a plan for 2048 would foretell memory it never needs
+TINY_SEQ_LEN = 256  # tiny-llama's rows are short: a plan for 2048 tokens would overestimate its memory
 
 
 def default_seq_len(model: ModelSpec) -> int:

@@ -82,7 +82,7 @@ def to_transformers(layout: Layout, *, sft: bool = False) -> dict[str, Any]:
     _check_data_parallel(layout, "transformers' Trainer")
     if layout.optimizer not in _TRANSFORMERS_OPTIMIZERS:
         raise UserError(
-            f"transformers' Trainer has no optimizer {layout.optimizer}, which the plan has.",
+            f"transformers' Trainer does not have the plan's optimizer {layout.optimizer}.",
             f"Plan with one of {', '.join(_TRANSFORMERS_OPTIMIZERS)}.",
         )
     values: dict[str, Any] = {
@@ -123,7 +123,7 @@ def to_deepspeed(layout: Layout) -> dict[str, Any]:
     sharding = SHARDINGS[layout.sharding]
     if sharding.zero_stage is None and sharding.divides:
         raise UserError(
-            f"DeepSpeed has no sharding {layout.sharding}, which the plan has.", "Plan with engine deepspeed."
+            f"DeepSpeed does not have the plan's sharding {layout.sharding}.", "Plan with engine deepspeed."
         )
     zero: dict[str, Any] = {
         "stage": sharding.zero_stage or 0,

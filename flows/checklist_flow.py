@@ -66,7 +66,7 @@ class ChecklistFlow(FlowSpec):
     """Test the nodes of a cluster and the network between them."""
 
     options = Config(
-        "options", default_value="", parser=read_options, help="A YAML file with any of the options below."
+        "options", default_value="", parser=read_options, help="A YAML file of options of `run`."
     )
     nodes = option("nodes")
     gpus_per_node = option("gpus_per_node")

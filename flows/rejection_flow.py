@@ -30,13 +30,13 @@ from launchers.settings import help_of
 class RejectionFlow(RejectionRun):
     """Train a language model on its best answers, on this machine or on a cluster."""
 
-    asked_score = Parameter(
+    score_option = Parameter(
         "score",
         type=str,
         default=config_expr("settings.rejection.score"),
         help=help_of(REJECTION_FLAGS["score"]),
     )
-    asked_answers = Parameter(
+    answers_option = Parameter(
         "answers",
         type=int,
         default=config_expr("settings.rejection.answers"),

@@ -16,13 +16,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from estimator import logs
 from estimator.errors import USER_ERROR_STATUS, UserError, impossible_paths_refused
-from estimator.terminal import print
+from estimator.terminal import ended_by_closed_pipe, print
 from launchers import settings
 from launchers.base.workdir import work_folder
 from launchers.cluster.allocation import Allocation, node_address
@@ -41,7 +42,13 @@ SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-@app.command()
+class _Help(TyperCommand):
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        with ended_by_closed_pipe():
+            super().format_help(ctx, formatter)
+
+
+@app.command(cls=_Help)
 def launch(
     settings_file: Annotated[
         Path | None, typer.Option("--settings", help="YAML file with settings (docs/settings.md).")
@@ -70,7 +77,7 @@ def launch(
     Exit status: 0 the model is written; 1 training failed or a node was lost; 2 a user error; 75 ended by a
     signal. After 1 and 75 the same command resumes from the newest checkpoint.
 
-    Every setting is also an option, as of `finetune run`: --lora-rank 16. `finetune settings` lists them.
+    Every setting is also an option, as in `finetune run`: --lora-rank 16. `finetune settings` lists them.
     """
     for number in SIGNALS:
         signal.signal(number, _stop)

@@ -21,7 +21,9 @@ UNITS = {"GB/s": "Gigabytes/Second", "s": "Seconds"}
 def line(result: Result, *, cluster: str = "default", namespace: str = NAMESPACE) -> str:
     """Build the JSON line, without a newline. The only dimension is the cluster's name."""
     if not cluster.strip():
-        raise UserError("The cluster's name for CloudWatch is empty.", "Give it a name; it is a dimension.")
+        raise UserError(
+            "The cluster's name for CloudWatch is empty.", "Name the cluster: the name is a dimension."
+        )
     values: dict[str, tuple[float, str]] = {
         "Verdict": (LEVELS[result.verdict], "None"),
         "Nodes": (len(result.nodes), "Count"),

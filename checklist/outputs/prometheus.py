@@ -46,7 +46,7 @@ def push(result: Result, gateway: str, cluster: str = "default") -> None:
         prometheus.push_to_gateway(gateway, PREFIX, registry, grouping_key=key, timeout=PUSH_TIMEOUT_S)
     except (OSError, http.client.HTTPException) as error:  # urllib's errors are OSErrors
         raise UserError(
-            f"The Pushgateway {gateway} did not take the metrics: {error}.",
+            f"The Pushgateway {gateway} did not accept the metrics: {error}.",
             "Check its address; in the cluster: http://pushgateway.finetune:9091",
         ) from None
 
@@ -55,7 +55,10 @@ def check(file: Path) -> None:
     """Check in advance that the file can be written. Raises UserError."""
     _check_library("A Prometheus textfile")
     if file.suffix != ".prom":
-        raise UserError(f"The Prometheus textfile is called {file.name!r}.", "Its name must end in .prom.")
+        raise UserError(
+            f"--prometheus {file.name!r} does not end in .prom.",
+            "node_exporter reads *.prom only: rename it.",
+        )
 
 
 def check_gateway(gateway: str) -> None:
@@ -64,7 +67,8 @@ def check_gateway(gateway: str) -> None:
     address = urlsplit(gateway)
     if address.scheme not in ("http", "https") or not address.hostname or address.password:
         raise UserError(
-            "--pushgateway is no http(s) address without a password.", "Write --pushgateway http://HOST:9091"
+            "--pushgateway must be an http(s) address without a password.",
+            "Write --pushgateway http://HOST:9091",
         )
 
 

@@ -130,7 +130,8 @@ def _check_webhook() -> str | None:
         )
     if not webhook.is_address(url):
         raise UserError(
-            f"--webhook: ${webhook.URL_VARIABLE} is no http(s) address.", "It begins with https://."
+            f"--webhook: ${webhook.URL_VARIABLE} is not an http(s) address.",
+            "Set it to an address that starts with https://.",
         )
     return webhook.unreachable_reason(url)
 

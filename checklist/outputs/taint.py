@@ -96,7 +96,7 @@ class NotAllMarkedError(UserError):
 def check_share(most_share: float) -> None:
     """Validate the share. Raises UserError."""
     if not (math.isfinite(most_share) and 0 <= most_share <= 1):
-        raise UserError(f"A share of {most_share} of the nodes is not possible.", "Give one from 0 to 1.")
+        raise UserError(f"--most-share {most_share} must be from 0 to 1.", "0.25 is a quarter of the nodes.")
 
 
 def changes(

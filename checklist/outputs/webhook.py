@@ -66,7 +66,7 @@ def send(
     ``most_wait_s`` for all delays together.
     """
     if not is_address(url):
-        return f"The webhook was not called: ${URL_VARIABLE} is no http(s) address."
+        return f"The webhook was not called: ${URL_VARIABLE} is not an http(s) address."
     problem = _call(url, json.dumps(message(result, title=title)).encode(), timeout_s, most_wait_s)
     return None if problem is None else f"The webhook could not be called: {problem}. The result is kept."
 
@@ -123,7 +123,7 @@ def _date(text: str) -> float | None:
 def unreachable_reason(url: str) -> str | None:
     """Return why the webhook is unreachable, without sending anything; None if it accepts connections."""
     if not is_address(url):
-        return f"${URL_VARIABLE} is no http(s) address."
+        return f"${URL_VARIABLE} is not an http(s) address."
     url_parts = urlsplit(url)
     try:
         port = url_parts.port or (443 if url_parts.scheme == "https" else 80)

@@ -232,8 +232,8 @@ def join(rendezvous: Rendezvous, limits: Limits) -> Connection[RunMessage]:
         )
     except Refused as error:
         raise UserError(
-            f"Rank 0 does not take rank {rendezvous.ranks[0]} in: {error}.",
-            "Two runs think that they are one job: look at how the processes were started.",
+            f"Rank 0 rejected rank {rendezvous.ranks[0]}: {error}.",
+            "Check how the processes were started: two runs may use the same job and ports.",
         ) from None
     except Unreachable as error:
         raise UserError(
@@ -248,8 +248,8 @@ def _why_unreachable(rendezvous: Rendezvous, limit_s: float) -> str:
     control = [_answers(rendezvous.host, port, limit_s) for port in rendezvous.ports[:_KNOCKS]]
     if any(control):
         return (
-            "The host responds, but no process of this run listens there: is rank 0 running, does a firewall "
-            "refuse these ports, and is CHECKLIST_SECRET the same on all?"
+            "The host responds, but no process of this run listens there. Check that rank 0 runs, that no "
+            "firewall refuses these ports, and that CHECKLIST_SECRET is the same on all ranks."
         )
     other_ports = (
         rendezvous.ports[0] - PORT_OFFSET,

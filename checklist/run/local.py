@@ -64,8 +64,9 @@ def split_gpus(options: Options) -> tuple[Options, list[tuple[str, ...]]]:
     """
     if options.reference_node is not None:
         raise UserError(
-            f"--reference-node {options.reference_node} is one of several hosts, and all nodes are here.",
-            "Name a result by --reference-settings, too, or run it on a cluster.",
+            f"--reference-node {options.reference_node} needs several hosts; all nodes of this run are "
+            "on this machine.",
+            "Add --reference-settings RESULT.json, or run on a cluster.",
         )
     visible = gpus_probe.list_gpus().uuids if options.device != "cpu" else ()
     share = len(visible) // options.nodes
@@ -102,13 +103,13 @@ def run_node(
     if status is None:
         raise UserError(
             f"The checklist's process of node {rendezvous.node} did not end within {limit:.0f} s.",
-            "Look at that node: something there blocks even what no collective can block.",
+            "Check that node: a process hangs there outside of any collective.",
         )
     if not result_file.exists():
         ending = f"was ended by signal {-status}" if status < 0 else f"has failed with status {status}"
         raise UserError(
             f"The checklist's process {ending}.",
-            "Signal 9 is often the node's memory limit; the node's log may say more.",
+            "Check the node's log; signal 9 is often its memory limit.",
         )
     outcome = json.loads(result_file.read_text())
     if "problem" in outcome:

@@ -170,7 +170,7 @@ class _NodeAgent:
                     if isinstance(message, control.End):
                         return _result(message)
                     self._handle(message)
-            raise UserError("The run did not end within its limit.", "Look at rank 0's output.")
+            raise UserError("The run did not end within its limit.", "See the output of rank 0.")
         finally:
             self._close()
 
@@ -185,7 +185,7 @@ class _NodeAgent:
         elif isinstance(message, _Rank0Lost):
             raise UserError(
                 f"The connection to rank 0 was lost: {message.reason}.",
-                "Rank 0's output says more; if its host is gone, that host is the one to look at.",
+                "See the output of rank 0. If its host is gone, check that host.",
             )
 
     def _listen(self) -> None:

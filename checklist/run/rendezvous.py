@@ -47,8 +47,8 @@ class Rendezvous:
             raise ValueError("ranks: give at least one, and a local rank for each")
         if not all(0 <= rank < self.world for rank in self.ranks):
             raise UserError(
-                f"Rank {max(self.ranks)} is not in a world of {self.world}.",
-                "RANK must be from 0 to WORLD_SIZE - 1: look at how the job was started.",
+                f"Rank {max(self.ranks)} is not below WORLD_SIZE {self.world}.",
+                "RANK must be from 0 to WORLD_SIZE - 1: check how the job was started.",
             )
         if not 0 <= self.node < self.nodes:
             raise UserError(

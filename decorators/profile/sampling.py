@@ -10,7 +10,6 @@ may take the kernel a second, and no peak of a GPU must be missed meanwhile.
 from __future__ import annotations
 
 import math
-import os
 import resource
 import shutil
 import threading
@@ -24,7 +23,7 @@ from typing import Any, Generic, TypeVar
 import psutil
 
 from decorators.profile.process_tree import ProcessTree
-from estimator.hardware.visible_gpus import VARIABLE, visible_gpus
+from estimator.hardware.visible_gpus import visible_handles
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108
 # Shares of one core, 0.4 % in total. GPU memory has a separate budget: it must catch peaks, and the driver
@@ -92,7 +91,7 @@ class Gpus:
 
             self._nvml = pynvml
             pynvml.nvmlInit()
-            for handle in _visible(pynvml):
+            for handle in visible_handles(pynvml, slices=True):
                 self._add(handle)
             if not self.infos:
                 self.note = "No GPU is visible to this step: only host memory is measured."
@@ -105,7 +104,7 @@ class Gpus:
     def _add(self, handle: Any) -> None:
         name = self._nvml.nvmlDeviceGetName(handle)
         self.infos.append(
-            GpuInfo(index=len(self.infos), name=_text(name), total_bytes=int(self._memory(handle).total))
+            GpuInfo(index=len(self.infos), name=name, total_bytes=int(self._memory(handle).total))
         )
         self._handles.append(handle)
 
@@ -139,20 +138,6 @@ class Gpus:
             return call()
         except Exception:  # noqa: BLE001  # a figure that this device has not got, as MIG has no utilization
             return None
-
-
-def _visible(nvml: Any) -> list[Any]:
-    """Return the handles of the devices in CUDA_VISIBLE_DEVICES, including slices of GPUs."""
-    handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-    uuids = [_text(nvml.nvmlDeviceGetUUID(handle)) for handle in handles]
-    return [
-        handles[name] if isinstance(name, int) else nvml.nvmlDeviceGetHandleByUUID(name)
-        for name in visible_gpus(os.environ.get(VARIABLE), uuids)
-    ]
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value
 
 
 def _one_line(error: Exception) -> str:

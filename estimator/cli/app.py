@@ -202,7 +202,8 @@ app = typer.Typer(
 
 @app.callback(
     help="Fine-tune language models: plan hardware, time and price; run; measure; check clusters.",
-    epilog="Without Metaflow: `python -m launchers` trains under Slurm or PBS, `python -m checklist` checks.",
+    epilog="Without Metaflow: `python -m launchers` trains under Slurm or PBS, `python -m checklist` tests "
+    "a cluster.",
 )
 def finetune(
     version: Annotated[  # noqa: ARG001 - its callback prints it

@@ -120,7 +120,7 @@ def _print(result: ConfigurationEstimate, options: SetupOptions, traced: ExactEs
     facts.add_row("Step", _step(result))
     defaults = _by_default(result, options)
     if defaults:
-        facts.add_row("By default", f"{', '.join(defaults)} ({engine_of(setup.engine)[1].source})")
+        facts.add_row("Defaults", f"{', '.join(defaults)} ({engine_of(setup.engine)[1].source})")
     console.print(facts)
     console.print()
     _print_memory(console, result, traced)

@@ -28,6 +28,18 @@ _ADAPT, _STEP, _SHARD, _PLACE = (
 )
 
 
+# Options of both ``finetune plan`` and ``finetune estimate``
+BusbwIntra = Annotated[float | None, option(_PLACE, "Measured bus bandwidth inside a node, in GB/s.")]
+BusbwInter = Annotated[float | None, option(_PLACE, "Measured bus bandwidth between nodes, in GB/s per GPU.")]
+Hardware = Annotated[Path | None, option(_PLACE, "CSV file with your own GPUs and machines.")]
+Corrected = Annotated[
+    bool,
+    option(
+        _PLACE, "Correct predictions by the measurements of finished runs.", "--calibration/--no-calibration"
+    ),
+]
+
+
 def one_of(values: Iterable[str], text: str) -> str:
     """Format a help text that lists the values of an option."""
     return f"{text} {', '.join(values)}."
@@ -276,22 +288,11 @@ class PlaceOptions:
         bool | None,
         option(_PLACE, "Whether the network has RDMA (InfiniBand, EFA or RoCE).", "--rdma/--no-rdma"),
     ] = None
-    busbw_intra: Annotated[float | None, option(_PLACE, "Measured bus bandwidth inside a node, in GB/s.")] = (
-        None
-    )
-    busbw_inter: Annotated[
-        float | None, option(_PLACE, "Measured bus bandwidth between nodes, in GB/s per GPU.")
-    ] = None
+    busbw_intra: BusbwIntra = None
+    busbw_inter: BusbwInter = None
     tokens: Annotated[str | None, common("tokens")] = None
-    hardware: Annotated[Path | None, option(_PLACE, "CSV file with your own GPUs and machines.")] = None
-    calibration: Annotated[
-        bool,
-        option(
-            _PLACE,
-            "Correct predictions by the measurements of finished runs.",
-            "--calibration/--no-calibration",
-        ),
-    ] = True
+    hardware: Hardware = None
+    calibration: Corrected = True
 
 
 def expanded(function: Callable[..., None]) -> Callable[..., None]:

@@ -12,6 +12,7 @@ from estimator.cli.help import GROUPS
 from estimator.cli.options import bandwidth_of, expanded, methods_of, names_of, tokens_of
 from estimator.cli.plan_options import GoalOptions, JobOptions
 from estimator.errors import UserError
+from estimator.formatting import format_count
 from estimator.terminal import print
 
 if TYPE_CHECKING:
@@ -93,6 +94,9 @@ def _hint(best: Plan, job: Job, target: Target, goals: Goals) -> str:
             f"The default batch of {batch} sequences allows at most {batch} data-parallel GPUs: a larger "
             "--global-batch-size allows more, and changes the training."
         )
+    if target.gpus and target.nodes is None and best.request.nodes > 1:
+        count = format_count(best.request.nodes, "node")
+        return f"--gpus counts the GPUs of each node; this plan has {count}. Add --nodes 1 for one."
     return _cheaper_method(best, job, target)
 
 
@@ -111,7 +115,7 @@ def _cheaper_method(best: Plan, job: Job, target: Target) -> str:
 
 def job_from(job_options: JobOptions) -> Job:
     from estimator import models
-    from estimator.engines import images, vision
+    from estimator.engines import images, support, vision
     from estimator.job import DEFAULT_BATCH, Job
     from estimator.setup import LlamaAdapter
 
@@ -155,17 +159,12 @@ def job_from(job_options: JobOptions) -> Job:
         zero_stage=job_options.zero_stage,
         fsdp_sharding=job_options.fsdp_sharding,  # type: ignore[arg-type]
         replicas=job_options.fsdp_replicas,
-        offload=_offload(job_options),  # type: ignore[arg-type]
         tensor_parallel=job_options.tp,
         context_parallel=job_options.cp,
         pipeline_parallel=job_options.pp,
         expert_parallel=job_options.ep,
+        **support.offload_fields(zero=job_options.zero_offload, fsdp=job_options.fsdp_offload),
     )
-
-
-def _offload(job_options: JobOptions) -> str:
-    offloads = (job_options.zero_offload, job_options.fsdp_offload)
-    return next((value for value in offloads if value != "none"), "none")
 
 
 def _targets(text: str, model: ModelSpec) -> tuple[str, ...]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
 from estimator.cli.common import common, option
 from estimator.cli.help import GROUPS, MORE
-from estimator.cli.options import SharedOptions
+from estimator.cli.options import BusbwInter, BusbwIntra, Corrected, Hardware, SharedOptions
 from estimator.vocabulary import PLANNED_ENGINES
 
 _TRAINING, _WHERE = GROUPS[2:4]
@@ -134,18 +133,7 @@ class GoalOptions:
             "With --from-cluster: namespace whose quotas apply [default: $METAFLOW_KUBERNETES_NAMESPACE]",
         ),
     ] = None
-    hardware: Annotated[Path | None, option(_PLACE, "CSV file with your own GPUs and machines.")] = None
-    busbw_intra: Annotated[float | None, option(_PLACE, "Measured bus bandwidth inside a node, in GB/s.")] = (
-        None
-    )
-    busbw_inter: Annotated[
-        float | None, option(_PLACE, "Measured bus bandwidth between nodes, in GB/s per GPU.")
-    ] = None
-    calibration: Annotated[
-        bool,
-        option(
-            _PLACE,
-            "Correct predictions by the measurements of finished runs.",
-            "--calibration/--no-calibration",
-        ),
-    ] = True
+    hardware: Hardware = None
+    busbw_intra: BusbwIntra = None
+    busbw_inter: BusbwInter = None
+    calibration: Corrected = True

@@ -93,7 +93,7 @@ PROVEN = (
 )
 
 
-FLOAT8 = "fp8 off: its speed was not measured here; --fp8 rowwise computes the blocks' products in float8"
+FLOAT8 = "fp8 off: its speed has not been measured; --fp8 rowwise runs the blocks' matrix products in float8"
 # torchao 0.18, float8/float8_linear.py, matmul_with_hp_or_float8_args.backward; a compiled graph drops them
 FLOAT8_FROZEN = "fp8 without compile also computes gradients of the frozen weights: add --compile"
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from estimator.engines import fp16, grpo, images, liger, trained_parts, varlen, vision
 from estimator.engines.grpo import ELSEWHERE
@@ -27,6 +28,18 @@ LLAMA3_ROPE = (1.0, 4.0, 8192)
 # Minimum compute capability for each float8 recipe of torchao, from the checks of torch._scaled_mm, whose
 # rowwise kernels require Hopper
 FP8_CAPABILITY = {"tensorwise": (8, 9), "rowwise": (9, 0)}
+
+
+def offload_fields(*, zero: str, fsdp: str) -> dict[str, Any]:
+    """Return the Job's fields ``offload`` and ``engines`` for --zero-offload and --fsdp-offload.
+
+    ``engines``: those that have the requested offload. Raises UserError if both are requested.
+    """
+    requested = {section: value for section, value in (("zero", zero), ("fsdp", fsdp)) if value != "none"}
+    if len(requested) > 1:
+        raise UserError("--zero-offload and --fsdp-offload contradict each other.", "Remove one of them.")
+    engines = tuple(name for name in LAUNCHED_ENGINES if {*requested} <= {ENGINES[name].sharding_options})
+    return {"offload": next(iter(requested.values()), "none"), "engines": engines}
 
 
 def unsupported(engine: str, job: Job, processes: int = 1) -> str | None:

@@ -8,7 +8,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from estimator.hardware.visible_gpus import VARIABLE, complete_gpus
+from estimator.hardware.visible_gpus import visible_handles
 from estimator.job import Machine
 
 
@@ -46,17 +46,14 @@ def _gpus() -> tuple[tuple[str, int], ...]:
     except pynvml.NVMLError:
         return ()
     try:
-        gpus = []
-        for index in range(pynvml.nvmlDeviceGetCount()):
-            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            name, uuid = pynvml.nvmlDeviceGetName(handle), pynvml.nvmlDeviceGetUUID(handle)
-            gpus.append((_text(name), int(pynvml.nvmlDeviceGetMemoryInfo(handle).total), _text(uuid)))
+        return tuple(
+            (pynvml.nvmlDeviceGetName(handle), int(pynvml.nvmlDeviceGetMemoryInfo(handle).total))
+            for handle in visible_handles(pynvml)
+        )
     except pynvml.NVMLError:
         return ()
     finally:
         pynvml.nvmlShutdown()
-    visible = complete_gpus(os.environ.get(VARIABLE), [uuid for _, _, uuid in gpus])
-    return tuple(gpus[place][:2] for place in visible)
 
 
 def _has_driver_library() -> bool:
@@ -81,7 +78,3 @@ def _memory_limit() -> int | None:
 def _existing(folder: Path) -> Path:
     folder = folder.absolute()
     return next(path for path in (folder, *folder.parents) if path.exists())
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from typing import Any
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 
@@ -30,11 +32,16 @@ def visible_gpus(chosen: str | None, uuids: Sequence[str]) -> list[int | str]:
     return visible
 
 
-def complete_gpus(chosen: str | None, uuids: Sequence[str]) -> list[int]:
-    """Return the visible GPUs up to the first MIG slice."""
-    places: list[int] = []
-    for place in visible_gpus(chosen, uuids):
-        if isinstance(place, str):
+def visible_handles(nvml: Any, *, slices: bool = False) -> list[Any]:
+    """Return the visible GPUs' handles in CUDA's order, up to the first MIG slice unless ``slices``.
+
+    ``nvml``: the module pynvml, initialized.
+    """
+    handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+    uuids = [nvml.nvmlDeviceGetUUID(handle) for handle in handles]
+    visible = []
+    for name in visible_gpus(os.environ.get(VARIABLE), uuids):
+        if isinstance(name, str) and not slices:
             break
-        places.append(place)
-    return places
+        visible.append(handles[name] if isinstance(name, int) else nvml.nvmlDeviceGetHandleByUUID(name))
+    return visible

@@ -30,7 +30,7 @@ def of_s3(url: str, name: str) -> ModelSpec:
     try:
         config = parse_json(body)
     except ValueError as error:
-        raise UserError(f"{file} is not JSON: {error}.", "Put it there again.") from None
+        raise UserError(f"{file} is not JSON: {error}.", "Upload it again.") from None
     if not isinstance(config, dict):
         raise UserError(f"{file} is not a JSON object.")
     return hf_config.to_spec(config, name)

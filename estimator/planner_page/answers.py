@@ -8,7 +8,7 @@ from typing import Any
 
 from estimator import hardware, models
 from estimator.charts import appearance, ordered
-from estimator.engines import images, vision
+from estimator.engines import images, support, vision
 from estimator.errors import CannotFit, UserError
 from estimator.job import DEFAULT_BATCH, Job, Target
 from estimator.models import ModelSpec
@@ -65,7 +65,6 @@ def _planned(form: Mapping[str, str]) -> dict[str, Any]:
         seq_len=images.length_of(model, values.get("seq_len")),
         lora_targets=tuple(model.projections),
         methods=automatic_methods(low_rank="lora_rank" in values),
-        offload="cpu" if "cpu" in (values.get("zero_offload"), values.get("fsdp_offload")) else "none",
         batch_multiple=None if "global_batch_size" in values else 1,
         **{
             "method": "auto",
@@ -76,6 +75,9 @@ def _planned(form: Mapping[str, str]) -> dict[str, Any]:
             "liger": None,
             **_select(values, _OF_JOB),
         },
+        **support.offload_fields(
+            zero=values.get("zero_offload", "none"), fsdp=values.get("fsdp_offload", "none")
+        ),
     )
     cluster = pasted.cluster(values["cluster"], values.get("gpu")) if "cluster" in values else None
     target = Target(kind="catalogue" if cluster is None else "kubernetes", **_select(values, _OF_TARGET))

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+from estimator.engines import automatic
 from estimator.engines.support import unsupported_job
 from estimator.errors import CannotFit, UserError
 from estimator.formatting import format_count, format_duration, format_usd
@@ -353,6 +354,8 @@ def _on_the_loop(job: Job) -> Iterator[tuple[Suggestion, Callable[[Job], Job]]]:
         )
         if engine is None:
             continue
+        if "liger" in missing and engine == job.engine and automatic.with_choices(job, "cuda", "bf16").liger:
+            continue  # it is on already
         section = ENGINES[engine].sharding_options
         names = {"liger": "liger", "offload": f"{section}.offload"}
         suggestion: Suggestion = {names[name]: value for name, value in missing.items()}

@@ -260,6 +260,9 @@ def _cannot_fit_here(job: Job, target: Target, problem: str) -> CannotFit:
             "Remove --device to plan for GPUs." if cloud_plan is not None else "",
             example_plan=cloud_plan,
         )
+    suggestions += without_costly_options(job, lambda other: _fits(other, target))
+    suggestions += with_lean_states(job, lambda other: _fits(other, target))
+    suggestions += smaller(job, lambda other: _fits(other, target))
     if cloud_plan is None:
         anywhere = replace(anywhere, gpu=None, instance_type=None, cloud=None)
         cloud_plan = best_or_none(job, anywhere)
@@ -267,9 +270,6 @@ def _cannot_fit_here(job: Job, target: Target, problem: str) -> CannotFit:
         suggestions.append({"with": "kubernetes"})
         if best_or_none(job, replace(anywhere, kind="batch")) is not None:
             suggestions.append({"with": "batch"})
-    suggestions += without_costly_options(job, lambda other: _fits(other, target))
-    suggestions += with_lean_states(job, lambda other: _fits(other, target))
-    suggestions += smaller(job, lambda other: _fits(other, target))
     return CannotFit(
         problem,
         example_plan=cloud_plan,

@@ -86,7 +86,7 @@ def _quota_error(error: UserError, plan: Plan, cluster: Cluster) -> UserError:
         f"ResourceQuota {quota.name} allows {quota.amount(quota.limit)} {quota.key} "
         f"({quota.amount(quota.used)} of them in use); {plan.model} ({plan.method}) needs "
         f"{quota.amount(needs[quota.resource])}: {machines}.",
-        f"Have the quota raised, or train with fewer resources. {error.advice}".strip(),
+        f"Request a higher quota, or train with fewer resources. {error.advice}".strip(),
     )
 
 

@@ -37,12 +37,12 @@ from estimator.planning.measured_gpus import UNMEASURED
 from estimator.planning.places import LARGEST_MODEL_ON_CPU
 from estimator.planning.ranking import Ranking, Rejection, figure
 from estimator.planning.search import TIE_MARGIN, Evidence, divides, indivisible_batch_error
+from estimator.throughput import MeasuredBandwidth
 from estimator.vocabulary import AUTOMATIC_METHODS, METHODS, PARALLEL_ENGINES
 
 if TYPE_CHECKING:
     from estimator.calibration import Calibration
     from estimator.hardware import Catalogue
-    from estimator.throughput import MeasuredBandwidth
 
 __all__ = ["LARGEST_MODEL_ON_CPU", "CannotFit", "Ranking", "Rejection", "describe", "plan", "plans"]
 
@@ -89,6 +89,7 @@ def plans(
     check_type("target", target, Target, 'Write Target(kind="catalogue").')
     check_type("goals", goals, (Goals, NoneType), "Write Goals(tokens=10**9, deadline_hours=8).")
     check_type("catalogue", catalogue, (hardware.Catalogue, NoneType), "Use hardware.catalogue(Path(FILE)).")
+    check_type("bandwidth", bandwidth, (MeasuredBandwidth, NoneType), "Use throughput.MeasuredBandwidth.")
     check_count("top", top)
     goals = goals or Goals()
     evidence = Evidence(calibration=calibration, bandwidth=bandwidth)

@@ -258,12 +258,12 @@ def describe_order(goals: Goals, capacity: str, tokens: int | None, *, priced: b
     """Describe the order of :func:`sort_candidates` in one line; ``priced``: whether prices are known."""
     availability = "low on-demand availability, " if capacity == "usual" else ""
     first = goals.order if priced else goals.unpriced_order
-    ties = f"ties (within {100 * TIE_MARGIN:.0f} %)"
     hourly = "lower price per hour, " if priced else ""
     measure = paced_by(goals, tokens) if priced else None
-    ties += f": first those {PACES[measure]}, then" if measure else ":"
-    last = f"last: {availability}GPUs without a measured run, machines used in part"
-    return f"{first}; {ties} {hourly}fewer GPUs, simpler layout; {last}"
+    pace = f"first those {PACES[measure]}, then " if measure else ""
+    ties = f"Ties (within {100 * TIE_MARGIN:.0f} %): {pace}{hourly}fewer GPUs, simpler layout"
+    last = f"Last: {availability}GPUs without a measured run, machines used in part"
+    return f"{first}. {ties}. {last}"
 
 
 def rejection_by_goals(candidate: Candidate, goals: Goals, tokens: int | None) -> Rejection | None:

@@ -209,7 +209,7 @@ def _why_so_small(search: Search, candidate: Candidate) -> str:
     if capacity is None:
         return text
     if layout.checkpointing not in ("off", "full"):
-        return f"{text} with {layout.checkpointing} checkpointing"
+        return f"{text} with activation checkpointing {layout.checkpointing}"
     fitting = search.fitting(layout.nodes, layout.processes_per_node, capacity, candidate.gpu)
     kind = replace(layout, micro_batch_size=0, accumulation=0)
     same_kind = [fit for fit in fitting if replace(fit, micro_batch_size=0, accumulation=0) == kind]

@@ -72,7 +72,7 @@ def _request(plan: Plan) -> str:
     nodes = format_count(request.nodes, "spot node" if request.spot else "node")
     labels = "".join(f", labeled {name}={value}" for name, value in request.node_labels)
     return (
-        f"{nodes}, each: {request.gpus}, {request.cpu} CPU, "
+        f"{nodes}{', each' * (request.nodes > 1)}: {request.gpus}, {request.cpu} CPU, "
         f"{format_bytes(request.memory_mib * MIB)} memory, "
         f"{format_bytes(request.shared_memory_mib * MIB)} shared memory, "
         f"{format_bytes(request.disk_mib * MIB)} disk{labels}"
@@ -86,8 +86,8 @@ def _steps(plan: Plan, prepare: Request, evaluate: Request) -> str:
         steps.insert(1, ("encode", plan.request))
     for name, request in steps:
         memory, disk = format_bytes(request.memory_mib * MIB), format_bytes(request.disk_mib * MIB)
-        texts.append(f"{name} {request.gpus}, {request.cpu} CPU, {memory} memory, {disk} disk")
-    return "; ".join(texts)
+        texts.append(f"{name} ({request.gpus}, {request.cpu} CPU, {memory} memory, {disk} disk)")
+    return ", ".join(texts)
 
 
 def _layout(plan: Plan) -> str:
@@ -159,8 +159,8 @@ def _memory(plan: Plan, width: int) -> list[str]:
     shown = f"{format_bytes(memory.shows_bytes)}, at most {format_bytes(memory.shows_range[1])}"
     return [
         *lines,
-        *_row("", f"{needs}; {memory.needs_basis}", width),
-        *_row("", f"{counter} will show {shown}; {memory.shows_basis}", width),
+        *_row("", f"{needs}; range: {memory.needs_basis}", width),
+        *_row("", f"{counter} will show {shown}; range: {memory.shows_basis}", width),
     ]
 
 
@@ -198,13 +198,8 @@ def _speed(plan: Plan) -> str:
         return text
     if prediction.hours is not None:
         text += f", {describe_hours(prediction)}"
-        text += _start_up(prediction) + _evaluations(prediction)
-        lost_hours = prediction.interruptions.lost_hours if prediction.interruptions is not None else None
-        text += (
-            f", {format_duration(lost_hours * 3600)} of which are lost to interruptions"
-            if lost_hours is not None
-            else ""
-        )
+        parts = _parts_of_time(prediction)
+        text += f", of which {', '.join(parts)}" if parts else ""
     elif prediction.start_up is not None:
         text += f", {format_duration(prediction.start_up.hours * 3600)} to start"
     if prediction.mfu is not None:
@@ -212,20 +207,23 @@ def _speed(plan: Plan) -> str:
     return f"{text}; {prediction.throughput_basis}"
 
 
-def _start_up(prediction: Prediction) -> str:
-    start = prediction.start_up
-    if start is None:
-        return ""
-    parts = {"machine": start.machine_minutes, "image": start.image_minutes, "weights": start.weights_minutes}
-    breakdown = ", ".join(
-        f"{name} {format_duration(minutes * 60)}" for name, minutes in parts.items() if minutes >= 0.5
-    )
-    return f" ({format_duration(start.hours * 3600)} of which to start: {breakdown})"
-
-
-def _evaluations(prediction: Prediction) -> str:
-    hours = prediction.evaluation_hours
-    return f" ({format_duration(hours * 3600)} of which for evaluations)" if hours else ""
+def _parts_of_time(prediction: Prediction) -> list[str]:
+    """List the hours of the job that are not training: start-up, evaluations, work lost to interruptions."""
+    parts = []
+    if (start := prediction.start_up) is not None:
+        minutes = {
+            "machine": start.machine_minutes,
+            "image": start.image_minutes,
+            "weights": start.weights_minutes,
+        }
+        breakdown = (f"{name} {format_duration(m * 60)}" for name, m in minutes.items() if m >= 0.5)
+        parts.append(f"{format_duration(start.hours * 3600)} start-up ({', '.join(breakdown)})")
+    if prediction.evaluation_hours:
+        parts.append(f"{format_duration(prediction.evaluation_hours * 3600)} evaluations")
+    lost_hours = prediction.interruptions.lost_hours if prediction.interruptions is not None else None
+    if lost_hours is not None:
+        parts.append(f"{format_duration(lost_hours * 3600)} lost to interruptions")
+    return parts
 
 
 def _price(plan: Plan) -> str:
@@ -244,8 +242,12 @@ def _price(plan: Plan) -> str:
 def _rates(hints: tuple[LearningRate, ...]) -> tuple[str, ...]:
     if not hints:
         return ()
-    lines = [f"learning rate {hint.value:.2g} by the {hint.rule} rule ({hint.source})" for hint in hints]
-    return (*lines, f"both from {hints[0].run}; a starting point for a search")
+    names = {"sqrt": "square-root"}
+    lines = [
+        f"learning rate {hint.value:.2g} by the {names.get(hint.rule, hint.rule)} rule ({hint.source})"
+        for hint in hints
+    ]
+    return (*lines, f"both are scaled from {hints[0].run}; a starting point for a search")
 
 
 def _row(label: str, text: str, width: int) -> list[str]:

@@ -59,7 +59,7 @@ def render_summary(plan: Plan, alternatives: Sequence[Plan] = ()) -> str:
             [f"{item.name}: {item.used} instead of {item.planned}" for item in plan.overrides][:REASONS],
         )
     items = [_alternative(alternative) for alternative in alternatives]
-    fitting = [line for line in plan.rejected if ": fits" in line]
+    fitting = [line.replace(": fits, ", ": ") for line in plan.rejected if ": fits" in line]
     items = items or sorted(fitting, key=lambda line: "low availability" in line)
     lines += _list("Also fits", items[:ALTERNATIVES])
     return "\n".join(lines)

@@ -63,8 +63,8 @@ def generation_speed(model: ModelSpec, gpu: Gpu | None, batch: Batch) -> Generat
     new = batch.sequences * batch.new_tokens
     return GenerationSpeed(
         basis=(
-            "from the memory's full bandwidth down to what published runs of transformers' generate reached, "
-            "nearly all of one sequence (benchmarks/published/data/generation.csv)"
+            "range: from the memory's full bandwidth down to the speed of published runs of transformers' "
+            "generate, nearly all with one sequence (benchmarks/published/data/generation.csv)"
         ),
         step_seconds=step,
         seconds=(fast, slow),

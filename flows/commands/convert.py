@@ -51,7 +51,7 @@ def convert(
         raise UserError("--plan needs a settings file.", "Give --output my.yaml too.")
     conversion = conversions.convert(conversions.read(file), gpus=gpus, task=task)
     text = f"# {' '.join(printable(file.name).split())} of {conversion.tool}\n" + yaml.safe_dump(
-        conversion.nested(), sort_keys=False
+        conversion.nested(), sort_keys=False, allow_unicode=True
     )
     if output is None:
         write_data(text)

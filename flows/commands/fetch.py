@@ -49,7 +49,7 @@ def fetch(
     fetched = fetching.fetch_inputs(run_settings, output)
     written = output.absolute() / "settings.yaml"
     settings = fetched.model_dump(mode="json", exclude_defaults=True)
-    write_text(written, yaml.safe_dump(settings, sort_keys=False))
+    write_text(written, yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
     if fetched.harness.tasks:
         print("harness.tasks: lm-evaluation-harness fetches their data itself, which needs internet access")
     print(f"next: HF_HUB_OFFLINE=1 finetune run {quote(str(written))}", flush=True)

@@ -51,7 +51,7 @@ def read_costs(flows: Sequence[str], since: datetime) -> list[RunCost]:
     namespace(None)
     read = [_costs_of(flow, since) for flow in flows]
     if all(costs is None for costs in read):
-        raise UserError(f"There is no run of {', '.join(flows)} where Metaflow looks.", ADVICE)
+        raise UserError(f"Metaflow finds no run of {', '.join(flows)}.", ADVICE)
     return [cost for costs in read for cost in costs or ()]
 
 

@@ -51,7 +51,7 @@ FLAGS = {
     "max_disruptions": "resources.max_disruptions",
     "fabric": "resources.fabric",
 }
-# Those of flows/rejection_flow.py alone, whose attributes for them are asked_score and asked_answers.
+# Only flows/rejection_flow.py has these; its attributes for them are score_option and answers_option.
 REJECTION_FLAGS = {"score": "rejection.score", "answers": "rejection.answers"}
 LISTS = ("tracker", "eval_harness")  # flags with a comma-separated list
 # Flags without a value: where one is not given, the file's setting holds

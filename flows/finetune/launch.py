@@ -23,7 +23,7 @@ def plan_from_parameters(params: Mapping[str, Any], backend: Backend) -> Plan:
 def run_flow(flow: type[Any]) -> None:
     """Run the command line of a fine-tuning flow, whose ``run`` has an option for each setting."""
     flags.original_arguments[:] = sys.argv[1:]
-    rejection = hasattr(flow, "asked_score")
+    rejection = hasattr(flow, "score_option")
     flow_main.run_flow(
         flow,
         help_page=lambda name, everything: run_help.help_page(

@@ -162,6 +162,9 @@ def train_on_node(
             else:
                 limit_failures(current.step_name, disrupted.failures(current.step_name, launch + 1))
         raise
+    except SystemExit:  # SIGTERM before the first step, or after the time to store a checkpoint
+        leave_no_record()
+        raise
     profile.exported(trained.exported)
     output = None
     if address.node == 0:

@@ -204,8 +204,8 @@ def _on_spot(goals: Goals, backend: Backend, resources: Resources) -> Goals:
     """Return the goals for spot machines. UserError if the backend cannot have them."""
     if backend == "batch" and (resources.nodes or 1) > 1:
         raise UserError(
-            f"--nodes {resources.nodes}: AWS Batch starts no such job on spot machines.",
-            "Leave --spot out, or ask for one node.",
+            f"--nodes {resources.nodes}: AWS Batch runs multi-node jobs on demand only.",
+            "Leave --spot out, or request one node.",
         )
     # Without a process that waits for the step and resubmits it, a disruption uses up a retry
     waits = command() != "deploy"

@@ -53,7 +53,7 @@ class PlannedRejection:
         self._check_generator(run)
         if sampling.nodes and sampling.nodes > 1 and plan.target == "local" and plan.request.gpus_per_node:
             raise UserError(
-                f"--rejection-nodes {sampling.nodes}: here one process sees all GPUs.",
+                f"--rejection-nodes {sampling.nodes}: on this machine one process uses all GPUs.",
                 "Leave --rejection-nodes out, or run on a cluster.",
             )
         return replace(plan, generation=generation.plan_generation(plan, run.model.spec, sampling))
@@ -112,8 +112,8 @@ class PlannedRejection:
             ("total", _total(plan)),
             (
                 "basis",
-                "answers that all reach the longest length, to prompts of "
-                f"{planned.prompt_tokens:,} tokens; {planned.stages[0].basis}",
+                f"all answers of maximum length, prompts of {planned.prompt_tokens:,} tokens; "
+                f"{planned.stages[0].basis}",
             ),
         ]
         return "\n".join(["Rejection sampling:", *(_row(name, text) for name, text in rows)])
@@ -139,9 +139,9 @@ def check(settings: Settings) -> PlannedRejection:
     score = settings.rejection.score
     if score is None:
         raise UserError(
-            "There is no scorer for the answers.",
+            "No scorer of the answers is set.",
             "Give a function (--score path.py:function, called with prompt and answer), or a "
-            "reward model (--score FOLDER, what task reward exports).",
+            "reward model (--score FOLDER, as exported by task reward).",
         )
     if settings.task != "sft":
         raise UserError(
@@ -218,7 +218,7 @@ def _placement(plan: Plan, stage: Stage) -> str:
 
 def _batch(plan: Plan, planned: Generation) -> str:
     tokens = planned.batch_tokens
-    text = f"up to {planned.batch_sequences:,} answers and {tokens:,} tokens at once, padding included"
+    text = f"up to {planned.batch_sequences:,} answers and {tokens:,} tokens at once, including padding"
     capacity = plan.prediction.memory.capacity_bytes
     if planned.fits is False and capacity is not None:
         text += (
@@ -236,7 +236,7 @@ def _stage_figures(plan: Plan, stage: Stage) -> str:
 def _total(plan: Plan) -> str:
     """Format the sum of known times and costs, and name the missing stages."""
     hours, usd, missing = generation.total(plan)
-    exception = f", without {' and '.join(missing)}" if missing else ""
+    exception = f"; not included: {', '.join(missing)}" if missing else ""
     return _figures(plan, hours, usd) + (exception if hours is not None else "")
 
 

@@ -55,7 +55,7 @@ def draw_selection(scored_by: str, selection: Selection) -> list[Block]:
         ("answers kept", f"{kept.answers:,}; {kept.text()}"),
         ("prompts left out, their best answer below min_score", f"{selection.below:,}"),
         ("answers without text", f"{selection.empty:,}"),
-        ("kept answers that were cut at the longest length", f"{selection.cut:,}"),
+        ("kept answers truncated at the maximum length", f"{selection.cut:,}"),
     )
     return [
         Text(

@@ -72,7 +72,7 @@ class Drawn:
         speed = "unknown" if self.tokens_per_second is None else f"{self.tokens_per_second:,.0f}"
         return [
             ("prompts", f"{self.prompts:,}"),
-            ("answers", f"{self.answers:,}, {self.cut:,} of them cut at the longest length"),
+            ("answers", f"{self.answers:,}, {self.cut:,} of them truncated at the maximum length"),
             ("tokens generated", f"{self.tokens:,}"),
             ("tokens/s, loading included", speed),
             ("shards", f"{self.assigned}, {self.reused} of them reused from an earlier attempt"),

@@ -6,7 +6,7 @@ import logging
 import os
 from typing import Any
 
-from estimator.hardware.visible_gpus import VARIABLE, complete_gpus
+from estimator.hardware.visible_gpus import visible_handles
 
 _log = logging.getLogger(__name__)
 _WORD_BITS = 64  # NVML's masks are arrays of 64-bit words
@@ -37,11 +37,7 @@ def gpu_cpus() -> list[set[int]]:
     try:
         pynvml.nvmlInit()
         try:
-            handles = [
-                pynvml.nvmlDeviceGetHandleByIndex(place) for place in range(pynvml.nvmlDeviceGetCount())
-            ]
-            uuids = [str(pynvml.nvmlDeviceGetUUID(handle)) for handle in handles]
-            return [_cpus(handles[place]) for place in complete_gpus(os.environ.get(VARIABLE), uuids)]
+            return [_cpus(handle) for handle in visible_handles(pynvml)]
         finally:
             pynvml.nvmlShutdown()
     except pynvml.NVMLError as error:

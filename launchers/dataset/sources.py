@@ -104,7 +104,8 @@ def local_path(dataset: str) -> Path:
     if not path.exists():
         raise UserError(
             f"There is no dataset {path}.",
-            f"Use {files.FORMS}; s3://bucket/key, a Hugging Face id (org/name), or {DEFAULT}.",
+            "Check the path, or use s3://bucket/key, a Hugging Face id (org/name) or a generated dataset: "
+            f"{', '.join(BUILT_IN_SPLITS)}.",
         )
     if path.is_dir():
         list_contained_files(path)

@@ -70,7 +70,7 @@ def _architecture(model_type: str) -> str:
     if class_name is None:
         raise UserError(
             f"task reward: transformers has no sequence classification for {model_type} models.",
-            "Take a model of another family.",
+            "Choose a model of another family.",
         )
     return class_name
 

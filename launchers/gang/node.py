@@ -162,11 +162,13 @@ class _Node:
         sweeper = processes.start_sweeper(self._marker)
         try:
             failure = self._train(job_file, uploads).failure
-            self._end_processes(well=failure is None)
-            for event in self._follower.poll():  # before a checkpoint is committed that follows them
-                self._on_event(event)
-            uploads.remove_unfinished()
-            self._drain(uploads, self._timeouts.upload_after_failure)
+            try:
+                self._finish(uploads, failure)
+            except SystemExit:  # SIGTERM, which is ignored from now on
+                if failure is None:
+                    raise
+                # A JobSet terminates all pods as soon as one has ended; the cause remains that of the gang
+                self._finish(uploads, failure)
         except BaseException as error:
             failure = self._task_failure(error)
             if isinstance(error, SystemExit):  # has no message
@@ -183,6 +185,14 @@ class _Node:
                 sweeper.wait(timeout=10)
         if failure is not None:
             raise self._with_last_checkpoint(failure).error()
+
+    def _finish(self, uploads: Uploads, failure: Failure | None) -> None:
+        """End the ranks after the verdict, and store what they have finished."""
+        self._end_processes(well=failure is None)
+        for event in self._follower.poll():  # before a checkpoint is committed that follows them
+            self._on_event(event)
+        uploads.remove_unfinished()
+        self._drain(uploads, self._timeouts.upload_after_failure)
 
     def _train(self, job_file: Path, uploads: Uploads) -> Verdict:
         """Start the ranks and monitor them until the gang's outcome is decided."""
@@ -204,6 +214,8 @@ class _Node:
                 outcome.poll()
                 verdict = self._control.verdict()
                 if verdict is not None:
+                    if verdict.failure is not None:
+                        signals.take()  # the task ends anyway, with the cause of the gang's end
                     return verdict
                 if processes.lost_parent(self._parent):
                     raise SystemExit(PARENT_GONE)

@@ -54,7 +54,7 @@ class FinishedModel:
         """Locate the base model. Raises UserError if its name is unknown."""
         if self.base is None:
             raise UserError(
-                f"{self.name}: nothing says which model it was trained from.",
+                f"{self.name}: the model that it was trained from is unknown.",
                 f"Name the folder of a run that has {SETTINGS}, or a run by its id.",
             )
         return models.locate(self.base)
@@ -69,9 +69,7 @@ class FinishedModel:
         else:
             spec = hf_files.read_directory(self.folder, self.name)
         if isinstance(spec, DiffusionSpec):
-            raise UserError(
-                f"{self.name} generates images, not text.", f"Its page says how: {self.folder / PAGE}"
-            )
+            raise UserError(f"{self.name} generates images, not text.", f"See its page: {self.folder / PAGE}")
         _check_generates(self.folder)
         return spec
 
@@ -143,7 +141,7 @@ def _check_generates(folder: Path) -> None:
         if any(str(head).endswith("ForSequenceClassification") or head == "SEQ_CLS" for head in heads):
             raise UserError(
                 f"{folder} is a reward model: it scores texts and generates none.",
-                f"Its page says how it is used: {folder / PAGE}",
+                f"See its page for how to use it: {folder / PAGE}",
             )
 
 

@@ -59,7 +59,7 @@ def check_complete(folder: Path) -> None:
         ("vocab.json", "merges.txt"),
     )
     if not any(all((folder / name).is_file() for name in names) for names in tokenizers):
-        raise UserError(f"{folder} has no tokenizer.", "tokenizer.json (or tokenizer.model) belongs there.")
+        raise UserError(f"{folder} has no tokenizer.", "Add tokenizer.json or tokenizer.model.")
     for name in ("tokenizer_config.json", "generation_config.json"):  # copied by the export
         if (folder / name).exists():
             read_json_object(folder / name)
@@ -133,7 +133,7 @@ def weight_files(folder: Path) -> list[Path]:
                 *folder.glob("*.gguf"),
             ]
         )
-        advice = "*.safetensors or pytorch_model*.bin belong there."
+        advice = "Add *.safetensors or pytorch_model*.bin."
         if unsupported:
             advice = f"It has {unsupported[0].name}, but *.safetensors or pytorch_model*.bin are needed."
         raise UserError(f"No weights in {folder}.", advice)

@@ -43,7 +43,7 @@ def check_complete(folder: Path) -> None:
             if is_model_file(f"{name}/{path.name}", PATTERNS, NOT_PATTERNS)
         ]
         if not weights:
-            raise UserError(f"{folder} has no weights in {name}.", "*.safetensors belong there.")
+            raise UserError(f"{folder} has no weights in {name}.", "Add its *.safetensors.")
         for path in weights:
             read_header(path)
     for name, file in _CONFIG_FILES.items():

@@ -110,7 +110,7 @@ def generate(request: GenerationRequest, on_shard: Callable[[int, Path], None]) 
         path,
         request.shards_dir,
         tuple(shards),
-        name="drawing answers",
+        name="sampling answers",
         device=request.device,
         limit_s=request.settings.resources.hang_timeout_s,
         on_shard=on_shard,

@@ -61,7 +61,7 @@ class Overview:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SelectedAnswer:
+class Kept:
     """Selected answer to one prompt, used for training."""
 
     index: int  # index of the prompt
@@ -140,7 +140,7 @@ def distribution(scores: Sequence[float], like: Distribution | None = None) -> D
 
 def select(
     prompts: Sequence[Prompt], answers: Sequence[Answers], scores: Sequence[Scores], settings: Rejection
-) -> tuple[list[SelectedAnswer], Selection]:
+) -> tuple[list[Kept], Selection]:
     """Select the best answer to each prompt, in the order of the prompts, and compute statistics.
 
     Of equal scores the first is the best. Raises UserError if nothing is left.
@@ -168,7 +168,7 @@ def select(
             "Lower --rejection-min-score, or sample more answers: --answers.",
         )
     kept = [
-        SelectedAnswer(index=prompt.index, conversation=prompt.with_answer(answer.text), score=score)
+        Kept(index=prompt.index, conversation=prompt.with_answer(answer.text), score=score)
         for score, prompt, answer in selected
     ]
     statistics = overview(prompts, answers, scores)

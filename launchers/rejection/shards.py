@@ -44,7 +44,7 @@ def make_shards(
     request:
         Input file of the process; its log and its error file are in the same folder.
     name:
-        Description for progress lines, such as "drawing answers".
+        Description for progress lines, such as "sampling answers".
     device:
         "cpu" hides all GPUs from the process.
     limit_s:

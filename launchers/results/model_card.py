@@ -110,7 +110,8 @@ def write_records(
     ``model``: model that was fine-tuned. ``command``: command that repeats the run.
     """
     values = _with_absolute_paths(settings).model_dump(mode="json", exclude={"automatic_choices"})
-    (folder / "settings.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
+    text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+    (folder / "settings.yaml").write_text(text, encoding="utf-8")
     (folder / "plan.json").write_text(json.dumps(plan.to_dict(), indent=1) + "\n")
     page = engines.result_of(folder) / handover.PAGE
     page.write_text(model_page(plan, settings, facts, model=model, command=command, usage=usage_in(page)))

@@ -68,7 +68,7 @@ _INPUTS = (
 def read_file(file: Path) -> dict[str, Any]:
     """Read and check a settings file (:func:`parse_yaml`); raises UserError if it cannot be read."""
     try:
-        text = file.read_text()
+        text = file.read_text(encoding="utf-8")
     except OSError as error:
         raise UserError(f"Cannot read the settings file {file}: {error.strerror}.") from None
     except UnicodeDecodeError:

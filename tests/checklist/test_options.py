@@ -27,13 +27,13 @@ def test_the_default_is_the_quick_profile_on_two_nodes_with_all_checks() -> None
     ("values", "problem", "advice"),
     [
         ({"profile": "quik"}, "There is no profile 'quik'.", "Did you mean quick?"),
-        ({"nodes": 0}, "--nodes 0 is not possible.", "from 1 to"),
-        ({"gpus_per_node": 0}, "--gpus-per-node 0 is not possible.", "from 1 up"),
+        ({"nodes": 0}, "--nodes 0 is out of range.", "from 1 to"),
+        ({"gpus_per_node": 0}, "--gpus-per-node 0 must be at least 1.", "all GPUs"),
         ({"skip": ("everything",)}, "There is no check 'everything'.", "Checks: ranks, gpus,"),
         ({"only": ("mesh",), "skip": ("mesh",)}, "No check is selected.", "--skip"),
         ({"device": "gpu"}, "There is no device 'gpu'.", "It takes auto, cpu, cuda."),
-        ({"phase_timeouts": {"mesh": 0}}, "A time limit of 0 s for phase mesh is not possible.", "above 0"),
-        ({"op_timeout": float("nan")}, "A time limit of nan s for an operation is not possible.", "above 0"),
+        ({"phase_timeouts": {"mesh": 0}}, "A time limit of 0 s for phase mesh must be above 0.", "seconds"),
+        ({"op_timeout": float("nan")}, "A time limit of nan s for an operation must be above 0.", "seconds"),
     ],
 )
 def test_impossible_options_are_refused_in_two_lines(

@@ -139,7 +139,7 @@ def test_an_incomplete_line_of_a_killed_writer_is_reported_and_the_next_run_star
 def test_a_file_that_is_not_a_history_is_refused_and_left_unchanged(tmp_path: Path, text: str) -> None:
     history_path = tmp_path / "notes"
     history_path.write_text(text)
-    with pytest.raises(UserError, match="is no history of the checklist"):
+    with pytest.raises(UserError, match="is not a history of the checklist"):
         past_runs.check_writable(history_path)
     assert history_path.read_text() == text
 

@@ -62,9 +62,10 @@ def test_processes_on_cpus_are_planned_next_to_gpus(workstation: None) -> None:
         ({"model": "llama-8b", "seq_len": "long"}, "seq_len", "finetune plan --help"),
         ({"model": "{modl}"}, "modl", "model"),
         ({"model": "llama-8c"}, "llama-8c", "llama-8b"),
-        ({"model": "llama-8b", "method": "loraa"}, "loraa", "lora"),
+        ({"model": "llama-8b", "method": "loraa"}, "method=loraa", "lora"),
         ({"seq_len": 128}, "model", 'model="'),
-        ({"model": "llama-8b", "device": "tpu"}, "tpu", "cpu"),
+        ({"model": "llama-8b", "device": "tpu"}, "device=tpu", "cpu"),
+        ({"model": "llama-8b", "seq_len": 0}, "@gpu_profile(seq_len=0) must be a whole number", "Correct"),
         ({"model": "llama-70b", "method": "full", "gpus": 1}, "llama-70b", "method"),
     ],
 )
@@ -139,7 +140,7 @@ def test_a_planning_function_that_returns_no_plan_is_named(home: Home, warm: War
     flow.write_text(text.replace("\n\nclass ", f"\n\n{function}\n\nclass ", 1))
     done = Home(home.path, warm).run(str(flow), "run")
     assert done.returncode == 1
-    assert "@gpu_profile(plan=chosen) returned int, which is no Plan." in done.stderr
+    assert "@gpu_profile(plan=chosen) returned int, which is not a Plan." in done.stderr
     assert "Traceback" not in done.stdout + done.stderr
 
 

@@ -97,6 +97,10 @@ WRONG_TYPES: dict[str, tuple[Callable[[], object], str]] = {
     "a name as job": (lambda: plan("llama-8b", CATALOGUE), "job = 'llama-8b' is a str, not a Job"),
     "swapped": (lambda: plan(CATALOGUE, Job(model=LLAMA)), "job is a Target, not a Job"),
     "goals as dict": (lambda: plan(Job(model=LLAMA), CATALOGUE, {"tokens": 1}), "is a dict, not a Goals"),
+    "a number as bandwidth": (
+        lambda: plan(Job(model=LLAMA), CATALOGUE, bandwidth=300),
+        "is an int, not a Measured",
+    ),
     "a file as catalogue": (lambda: plan(Job(model=LLAMA), CATALOGUE, catalogue="my.csv"), "not a Catalogue"),
     "a ranking as plan": (lambda: render([]), "plan = [] is a list, not a Plan"),
     "no model to resolve": (lambda: models.resolve(None), "model is None, not a str"),

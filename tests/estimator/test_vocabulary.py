@@ -50,9 +50,9 @@ ALLOWED = {
     ("estimator/throughput/flops.py", "checkpointing"): "bytes of a published formula for each",
     ("estimator/trainer_arguments.py", "optimizer"): "names of other trainers",
     ("estimator/trainer_arguments.py", "precision"): "the same",
-    ("launchers/settings/convert.py", "task"): "names in other tools' files",
-    ("launchers/settings/convert.py", "optimizer"): "the same",
-    ("launchers/settings/convert.py", "method"): "the same",
+    ("launchers/settings/conversion_rules.py", "task"): "names in other tools' files",
+    ("launchers/settings/conversion_rules.py", "optimizer"): "the same",
+    ("launchers/settings/conversion_rules.py", "method"): "the same",
     ("decorators/_metaflow/commands.py", "target"): "names of Metaflow's decorators",
 }
 FEW = 3

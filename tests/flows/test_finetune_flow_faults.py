@@ -6,6 +6,7 @@ benchmarks/faults.py has every process and every moment; these are the cases tha
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -110,6 +111,20 @@ def test_a_failing_run_leaves_no_secret_of_the_environment(flow: NewFlow, tmp_pa
     for needed in ("log", ".metaflow/FinetuneFlow/finetune/logs", ".html", "stderr", "calibration"):
         assert any(needed in name for name in places), needed
     assert leaks(places.items()) == []
+
+
+def test_a_pod_that_is_terminated_before_its_first_step_leaves_no_record_of_the_attempt(
+    flow: NewFlow, tmp_path: Path
+) -> None:
+    """The same attempt runs again elsewhere, and a metadata service keeps the first record of an attempt."""
+    site = {"PYTHONPATH": str(small_engine.install(tmp_path / "site"))}
+    run = flow("run", "--set=engine_options.step_s=600", nodes=1, METAFLOW_KUBERNETES_WORKLOAD="1", **site)
+    node = run.wait_for(lambda: run.node(0))
+    os.kill(node.task_pid, signal.SIGTERM)
+    run.wait_for(lambda: "Task is starting (retry)" in run.log)
+    done = [path.parts[-3] for path in tmp_path.glob(f".metaflow/FinetuneFlow/{run.run_id}/*/*/0.DONE.lock")]
+    assert "prepare" in done
+    assert "train" not in done
 
 
 @pytest.mark.nightly

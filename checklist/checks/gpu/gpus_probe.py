@@ -7,9 +7,10 @@ from functools import partial
 from typing import Any
 
 from checklist.checks.gpu import nvlink_probe, xids_probe
-from checklist.checks.gpu.nvml import fields, optional, queries, session, text, throttle_reasons, visible
+from checklist.checks.gpu.nvml import fields, optional, queries, session, throttle_reasons
 from checklist.measurements import GpuHealth, to_dict
 from checklist.probing.context import Context
+from estimator.hardware.visible_gpus import visible_handles
 
 _RECOVERIES = {  # nvml.h, nvmlDeviceGpuRecoveryAction_t
     0: "none",
@@ -41,14 +42,14 @@ def list_gpus() -> VisibleGpus:
     with session() as nvml:
         if nvml is None:
             return VisibleGpus()
-        handles = visible(nvml)
-        uuids = tuple(text(nvml.nvmlDeviceGetUUID(handle)) for handle in handles)
+        handles = visible_handles(nvml)
+        uuids = tuple(nvml.nvmlDeviceGetUUID(handle) for handle in handles)
         running = nvml.nvmlDeviceGetComputeRunningProcesses  # this package has not started any
         counts = [len(optional(partial(running, handle), nvml) or ()) for handle in handles]
         return VisibleGpus(
             uuids=uuids,
-            names=tuple(text(nvml.nvmlDeviceGetName(handle)) for handle in handles),
-            driver=text(nvml.nvmlSystemGetDriverVersion()),
+            names=tuple(nvml.nvmlDeviceGetName(handle) for handle in handles),
+            driver=nvml.nvmlSystemGetDriverVersion(),
             nvlink_domain=nvlink_probe.domain(nvml, handles[0]) if handles else None,
             busy={name: count for name, count in zip(uuids, counts, strict=True) if count},
         )
@@ -57,12 +58,12 @@ def list_gpus() -> VisibleGpus:
 def health(context: Context, when: str) -> list[dict[str, Any]]:
     """Read GpuHealth of this rank's GPU, plus its record under load if there is one; empty without a GPU."""
     with session() as nvml:
-        handles = visible(nvml) if nvml is not None else []
+        handles = visible_handles(nvml) if nvml is not None else []
         if nvml is None or context.local_rank >= len(handles):
             return []
         handle = handles[context.local_rank]
         pci = optional(lambda: nvml.nvmlDeviceGetPciInfo(handle), nvml)
-        address = None if pci is None else text(pci.busId)
+        address = None if pci is None else pci.busId
         xids = xids_probe.read_xids(context, when, address, nvml, handle)
         current = replace(_health(nvml, handle, context.rank, when), **xids)
         loaded = context.stored.pop("loaded", None)  # by load_probe.watched
@@ -77,7 +78,7 @@ def _health(nvml: Any, handle: Any, rank: int, when: Any) -> GpuHealth:
     volatile = nvml.NVML_VOLATILE_ECC
     return GpuHealth(
         rank=rank,
-        uuid=text(nvml.nvmlDeviceGetUUID(handle)),
+        uuid=nvml.nvmlDeviceGetUUID(handle),
         when=when,
         ecc_uncorrected=query(
             "nvmlDeviceGetTotalEccErrors", nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, volatile

@@ -14,9 +14,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from checklist.checks.gpu.nvml import optional, queries, session, text, throttle_reasons, visible
+from checklist.checks.gpu.nvml import optional, queries, session, throttle_reasons
 from checklist.measurements import GpuHealth
 from checklist.probing.context import Context
+from estimator.hardware.visible_gpus import visible_handles
 
 _EVERY_S = 0.2
 _FEWEST = 3  # minimum number of samples; the shortest load has ten
@@ -57,7 +58,7 @@ def watched(context: Context) -> Iterator[None]:
 
 def _watch(context: Context, stop: threading.Event, readings: list[GpuHealth]) -> None:
     with session() as nvml:
-        handles = visible(nvml) if nvml is not None else []
+        handles = visible_handles(nvml) if nvml is not None else []
         if context.local_rank >= len(handles):
             return
         handle, samples = handles[context.local_rank], list[Sample]()
@@ -97,7 +98,7 @@ def health(nvml: Any, handle: Any, rank: int, samples: Sequence[Sample]) -> GpuH
         slowdown = max(temperature) + min(margins)
     return GpuHealth(
         rank=rank,
-        uuid=text(nvml.nvmlDeviceGetUUID(handle)),
+        uuid=nvml.nvmlDeviceGetUUID(handle),
         when="loaded",
         throttle_reasons=_frequent(values_of("reasons")),
         sm_clock_mhz=round(statistics.median(clocks)) if clocks else None,

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
-
-from estimator.hardware.visible_gpus import VARIABLE, complete_gpus
 
 T = TypeVar("T")
 Field = int | tuple[int, int]  # field number, optionally with a link number
@@ -36,13 +33,6 @@ def session() -> Iterator[Any]:
         yield pynvml
     finally:
         pynvml.nvmlShutdown()
-
-
-def visible(nvml: Any) -> list[Any]:
-    """Return handles in CUDA's order for this process."""
-    handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-    uuids = [text(nvml.nvmlDeviceGetUUID(handle)) for handle in handles]
-    return [handles[number] for number in complete_gpus(os.environ.get(VARIABLE), uuids)]
 
 
 def optional(query: Callable[[], T], nvml: Any) -> T | None:
@@ -75,8 +65,3 @@ def throttle_reasons(nvml: Any, handle: Any) -> tuple[str, ...] | None:
     if reasons is None:  # name of the function before driver 535
         reasons = optional(lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle), nvml)
     return None if reasons is None else tuple(name for bit, name in THROTTLES.items() if reasons & bit)
-
-
-def text(value: Any) -> str:
-    """Convert a string from NVML, which some versions of its binding return as bytes."""
-    return value.decode() if isinstance(value, bytes) else str(value)

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from checklist.checks.gpu.nvml import optional, session, text, visible
+from checklist.checks.gpu.nvml import optional, session
 from checklist.probing.context import Context
+from estimator.hardware.visible_gpus import visible_handles
 
 TURN_S = 30.0  # a turn takes about a second; eight GPUs may share a link
 _POLL_S = 0.02
@@ -62,8 +63,8 @@ def root_port(address: str | None, root: Path = Path("/")) -> str | None:
 def _address(context: Context) -> str | None:
     """Return the PCI address of this rank's GPU in the kernel's form; NVML's has a domain of eight digits."""
     with session() as nvml:
-        handles = visible(nvml) if nvml is not None else []
+        handles = visible_handles(nvml) if nvml is not None else []
         if context.local_rank >= len(handles):
             return None
         info = optional(partial(nvml.nvmlDeviceGetPciInfo, handles[context.local_rank]), nvml)
-        return None if info is None else text(info.busId).lower()[-12:]
+        return None if info is None else info.busId.lower()[-12:]

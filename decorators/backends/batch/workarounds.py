@@ -32,7 +32,7 @@ def refuse_local_metadata(step_request: StepRequest) -> ClusterFacts:
         raise UserError(
             f"A step on {request.nodes} nodes of AWS Batch needs a metadata service; "
             "this run's metadata is local.",
-            "Set METAFLOW_SERVICE_URL and METAFLOW_DEFAULT_METADATA=service, or ask for one node.",
+            "Set METAFLOW_SERVICE_URL and METAFLOW_DEFAULT_METADATA=service, or request one node.",
         )
     return ClusterFacts()
 

@@ -36,3 +36,4 @@ def test_the_placement_names_virtual_machines_of_one_host() -> None:
     placement = slow(hosts={2: "a", 5: "a", 6: "b"}).check("placement")
     assert placement is not None
     assert "Virtual machines of one physical host: host-2, host-5." in placement.reason
+    assert "host-6" not in placement.reason

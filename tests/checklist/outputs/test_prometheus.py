@@ -55,7 +55,7 @@ def test_the_prometheus_textfile_has_verdicts_nodes_and_measurements(
 def test_an_unwritable_textfile_is_reported_in_one_line(healthy: Result, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"cannot be written: No such file"):
         prometheus.write(healthy, tmp_path / "missing" / "checklist.prom")
-    with pytest.raises(UserError, match=r"Its name must end in .prom"):
+    with pytest.raises(UserError, match=r"does not end in \.prom"):
         prometheus.write(healthy, tmp_path / "checklist.txt")
 
 
@@ -79,9 +79,9 @@ def test_a_pushgateway_gets_the_metrics_of_the_cluster_and_keeps_those_of_others
     ((command, path, text),) = received
     assert (command, path) == ("PUT", "/metrics/job/training_checklist/cluster/prod")
     assert 'training_checklist_verdict{cluster="prod"} 2.0' in text
-    with pytest.raises(UserError, match="did not take the metrics"):
+    with pytest.raises(UserError, match="did not accept the metrics"):
         prometheus.push(failing, "http://127.0.0.1:9")
-    with pytest.raises(UserError, match="is no http"):
+    with pytest.raises(UserError, match="must be an http"):
         prometheus.check_gateway("gateway:9091")
 
 

@@ -119,11 +119,11 @@ def test_an_unexpected_exception_of_an_output_is_reported_without_its_message(
 @pytest.mark.parametrize(
     ("values", "line"),
     [
-        ({"most_share": 2}, "A share of 2 of the nodes is not possible."),
+        ({"most_share": 2}, "--most-share 2 must be from 0 to 1."),
         ({"apply": True}, "--apply applies to marks on nodes, and none is requested."),
         ({"cluster": " "}, "The cluster's name is empty."),
         ({"prometheus": Path("/nowhere/a.prom")}, "--prometheus /nowhere/a.prom cannot be written."),
-        ({"prometheus": Path("a.txt")}, "The Prometheus textfile is called 'a.txt'."),
+        ({"prometheus": Path("a.txt")}, "--prometheus 'a.txt' does not end in .prom."),
         ({"webhook": True}, f"--webhook: ${URL_VARIABLE} is not set."),
         ({"mark": "taint", "context": "prod"}, "There is no context 'prod' in the kubeconfig"),
     ],
@@ -145,6 +145,6 @@ def test_an_invalid_webhook_address_is_refused_without_showing_it(
 ) -> None:
     for address in (SECRET, f"ftp://{SECRET}", f"http://[{SECRET}", "https://"):
         monkeypatch.setenv(URL_VARIABLE, address)
-        with pytest.raises(UserError, match=r"is no http\(s\) address") as error:
+        with pytest.raises(UserError, match=r"is not an http\(s\) address") as error:
             check(Outputs(webhook=True))
         assert "SECRET" not in str(error.value)

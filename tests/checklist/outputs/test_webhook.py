@@ -48,7 +48,7 @@ def test_an_unreachable_webhook_is_reported_in_one_line_without_its_address(fail
         line == "The webhook could not be called: no connection (ConnectionRefusedError). The result is kept."
     )
     line = webhook.send(failing, f"ftp://host/{SECRET}")
-    assert line == "The webhook was not called: $CHECKLIST_WEBHOOK_URL is no http(s) address."
+    assert line == "The webhook was not called: $CHECKLIST_WEBHOOK_URL is not an http(s) address."
     bad = webhook.send(failing, f"http://[{SECRET}")
     assert bad is not None
     assert "SECRET" not in bad

@@ -359,7 +359,7 @@ def test_ranks_and_nodes_are_read_from_the_variables_of_the_launcher(
 
 
 def test_a_rank_outside_the_world_size_is_refused() -> None:
-    with pytest.raises(UserError, match="Rank 4 is not in a world of 2"):
+    with pytest.raises(UserError, match="Rank 4 is not below WORLD_SIZE 2"):
         from_environment({"RANK": "4", "WORLD_SIZE": "2"})
     with pytest.raises(UserError, match="WORLD_SIZE is 'two'"):
         from_environment({"RANK": "0", "WORLD_SIZE": "two"})

@@ -20,6 +20,7 @@ from decorators.packed_plan import PLAN_VARIABLE, pack, unpack
 from decorators.sizing import NextAttempt
 from decorators.step_launch import minimum_of
 from estimator import Job, Plan, Target, plan
+from estimator.formatting import MIB, format_bytes
 from estimator.models import find
 from estimator.plan import Request
 from estimator.planning.next_plan import NextPlan, after_out_of_memory
@@ -124,7 +125,8 @@ def test_an_attempt_that_needs_another_gpu_requests_its_machine_and_carries_its_
     assert options["shared_memory"] == request.shared_memory_mib
     assert json.loads(options["tolerations"])[0]["key"] == "nvidia.com/gpu"
     assert unpack(arguments.env[PLAN_VARIABLE]) == following.plan
-    assert f"requests 8x {request.gpu_type} and" in capsys.readouterr().err
+    size = format_bytes(request.memory_mib * MIB)
+    assert f"requests 8x {request.gpu_type} and {size} per node" in capsys.readouterr().err
 
 
 def test_an_attempt_with_only_another_layout_keeps_its_machine(

@@ -273,8 +273,8 @@ def _nvml(count: int) -> Any:
     nvml.nvmlDeviceGetCount = lambda: count
     nvml.nvmlDeviceGetHandleByIndex = lambda index: index
     nvml.nvmlDeviceGetHandleByUUID = lambda _: 7  # a slice
-    nvml.nvmlDeviceGetUUID = lambda index: f"GPU-{index}".encode()
-    nvml.nvmlDeviceGetName = lambda _: b"Test GPU"
+    nvml.nvmlDeviceGetUUID = lambda index: f"GPU-{index}"
+    nvml.nvmlDeviceGetName = lambda _: "Test GPU"
     nvml.nvmlDeviceGetMemoryInfo = lambda handle, **_: types.SimpleNamespace(
         total=100 * MIB, used=handle * MIB
     )

@@ -158,24 +158,26 @@ def test_an_interrupt_prints_nothing(failing: list[BaseException]) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        "--help",
-        "--version",
-        "gpus",
-        "gpus --csv",
-        "models",
-        "models --json",
-        "settings",
-        "plan --help",
-        "plan --model tiny-llama --gpu L4 --verbose",
-        "estimate --model tiny-llama",
-        "check --help",
+        "estimator.cli.app --help",
+        "estimator.cli.app --version",
+        "estimator.cli.app gpus",
+        "estimator.cli.app gpus --csv",
+        "estimator.cli.app models",
+        "estimator.cli.app models --json",
+        "estimator.cli.app settings",
+        "estimator.cli.app plan --help",
+        "estimator.cli.app plan --model tiny-llama --gpu L4 --verbose",
+        "estimator.cli.app estimate --model tiny-llama",
+        "estimator.cli.app check --help",
+        "launchers --help",
+        "checklist --help",
     ],
 )
 def test_a_closed_pipe_on_standard_output_ends_a_command_like_sigpipe(words: str) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "w") as closed:
-        command = [sys.executable, "-m", "estimator.cli.app", *words.split()]
+        command = [sys.executable, "-m", *words.split()]
         done = subprocess.run(command, stdout=closed, stderr=subprocess.PIPE, text=True)
     assert done.returncode in (-signal.SIGPIPE, 128 + signal.SIGPIPE)
     assert "Traceback" not in done.stderr

@@ -99,6 +99,17 @@ def test_suggested_commands_succeed(text: str) -> None:
         assert CliRunner().invoke(app, shlex.split(line)[1:]).exit_code == 0
 
 
+@pytest.mark.parametrize(("option", "engine"), [("zero", "deepspeed"), ("fsdp", "fsdp2")])
+def test_an_offload_is_planned_with_the_engine_that_has_it(option: str, engine: str) -> None:
+    named = "--model llama-8b --gpu L40S --gpus 1 --nodes 1"
+    assert f"full with {engine} " in run(f"{named} --{option}-offload cpu").stdout.splitlines()[0]
+    both = run(f"{named} --zero-offload cpu --fsdp-offload cpu")
+    assert (both.exit_code, both.stderr) == (
+        2,
+        "--zero-offload and --fsdp-offload contradict each other.\nRemove one of them.\n",
+    )
+
+
 @pytest.mark.parametrize(
     ("text", "advised"),
     [
@@ -218,6 +229,12 @@ def test_an_accelerator_without_cuda_is_refused(name: str) -> None:
     problem, advice = run(f"--model llama-8b --gpu '{name}'").stderr.splitlines()
     assert problem.endswith("is not an NVIDIA GPU.")
     assert "CUDA" in advice
+
+
+def test_a_plan_on_several_nodes_says_that_gpus_are_counted_per_node() -> None:
+    options = "--model llama-8b --method full --gpu H100 --gpus 1"
+    assert "this plan has 2 nodes. Add --nodes 1" in " ".join(run(options).stdout.split())
+    assert "Add --nodes 1" not in run(f"{options} --nodes 1").stdout
 
 
 def test_a_default_batch_that_limits_the_gpus_is_named() -> None:

@@ -26,6 +26,7 @@ from tests.estimator.exact.shapes import (
 from tests.estimator.models.hf_configs import with_layers
 
 pytest.importorskip("torch")
+pytestmark = pytest.mark.filterwarnings("ignore")  # as in the worker
 
 
 @cache

@@ -27,7 +27,7 @@ def fake_nvml(names: list[str]) -> Any:
         nvmlShutdown=lambda: None,
         nvmlDeviceGetCount=lambda: len(names),
         nvmlDeviceGetHandleByIndex=lambda index: index,
-        nvmlDeviceGetName=lambda index: names[index].encode(),
+        nvmlDeviceGetName=names.__getitem__,
         nvmlDeviceGetUUID=lambda index: f"GPU-{index}a",
         nvmlDeviceGetMemoryInfo=lambda _: SimpleNamespace(total=24 * 2**30),
     )

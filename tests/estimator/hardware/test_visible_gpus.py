@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
-from estimator.hardware.visible_gpus import complete_gpus, visible_gpus
+from estimator.hardware.visible_gpus import VARIABLE, visible_gpus, visible_handles
 
 UUIDS = ("GPU-aa11", "GPU-ab22", "GPU-cc33")
 
@@ -31,5 +33,17 @@ def test_the_first_unknown_entry_ends_the_list_of_visible_gpus(
     assert visible_gpus(chosen, UUIDS) == visible
 
 
-def test_complete_gpus_end_at_the_first_mig_slice() -> None:
-    assert (complete_gpus("0,MIG-77,1", UUIDS), complete_gpus(None, UUIDS)) == ([0], [0, 1, 2])
+def test_handles_end_at_the_first_mig_slice_unless_slices_are_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nvml = SimpleNamespace(
+        nvmlDeviceGetCount=lambda: len(UUIDS),
+        nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetUUID=UUIDS.__getitem__,
+        nvmlDeviceGetHandleByUUID=lambda name: f"handle of {name}",
+    )
+    monkeypatch.setenv(VARIABLE, "0,MIG-77,1")
+    assert visible_handles(nvml) == [0]
+    assert visible_handles(nvml, slices=True) == [0, "handle of MIG-77", 1]
+    monkeypatch.delenv(VARIABLE)
+    assert visible_handles(nvml) == [0, 1, 2]

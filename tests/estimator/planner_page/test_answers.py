@@ -46,6 +46,12 @@ def test_image_options_change_the_plan_and_its_command() -> None:
     assert "--vision lora" in response["plans"][0]["run"]
 
 
+def test_an_offload_is_planned_with_the_engine_that_has_it() -> None:
+    form = {"model": "llama-8b", "gpu": "L40S", "gpus": "1", "nodes": "1", "zero_offload": "cpu"}
+    assert {plan["engine"] for plan in answers.answer(form)["plans"]} == {"deepspeed"}
+    assert "contradict" in answers.answer(form | {"fsdp_offload": "cpu"})["problem"]
+
+
 def of_command(command: str) -> dict[str, Any]:
     """What that command answers: its rows, or what it says where it has none."""
     words = [*shlex.split(command)[1:], "--json", "--no-calibration"]

@@ -45,6 +45,7 @@ def test_machines_sold_in_capacity_blocks_have_low_availability(name: str, rare:
     assert bool(why_rare(place)) == rare
     assert why_rare(replace(place, free_nodes=2)) == ""  # a cluster's own node is there
     assert why_rare(replace(place, spot=True)) == ""
+    assert why_rare(None) == ""
 
 
 def test_low_availability_ranks_last_with_a_reason_unless_capacity_is_any() -> None:

@@ -218,17 +218,24 @@ def test_the_error_suggests_changing_the_option_that_prevents_a_fit(
     assert plans(replace(job, **change), target).plans
 
 
-def test_a_long_context_that_does_not_fit_gets_liger_and_offload_suggested() -> None:
+@pytest.mark.parametrize(("liger", "suggested"), [(None, {}), (False, {"liger": True})])
+def test_a_long_context_that_does_not_fit_gets_offload_suggested_and_liger_unless_it_is_on(
+    liger: bool | None, suggested: dict[str, bool]
+) -> None:
     job = Job(
-        model=find("llama-8b"), engine="fsdp2", precision="bf16-mixed", seq_len=65_536, global_batch_size=8
+        model=find("llama-8b"),
+        engine="fsdp2",
+        precision="bf16-mixed",
+        seq_len=131_072,
+        global_batch_size=8,
+        liger=liger,
     )
-    target = Target(kind="catalogue", gpu="H100 SXM", nodes=1, gpus=8)
+    target = Target(kind="catalogue", gpu="H100 SXM", nodes=1, gpus=2)
     with pytest.raises(CannotFit) as caught:
         plans(job, target)
-    leaner = [each for each in caught.value.suggestions if each.get("liger")]
-    assert leaner
-    offload = leaner[0].get("fsdp.offload") == "cpu"
-    assert plans(replace(job, liger=True, offload="cpu" if offload else "none"), target).plans
+    leaner = [each for each in caught.value.suggestions if "fsdp.offload" in each]
+    assert leaner == [{"fsdp.offload": "cpu"} | suggested]
+    assert plans(replace(job, offload="cpu", liger=suggested.get("liger")), target).plans
 
 
 def test_if_no_single_change_suffices_a_combination_is_suggested() -> None:

@@ -76,6 +76,14 @@ def test_the_formula_agrees_with_runs_that_are_interrupted_at_random() -> None:
     assert interruptions.wall_hours(24, gang(8)) == pytest.approx(simulated.mean_hours, rel=0.1)
 
 
+def test_each_interruption_costs_the_training_during_an_upload_too() -> None:
+    hours = [
+        interruptions.wall_hours(24, gang(8, store_seconds=seconds, restart_seconds=600.0 - seconds))
+        for seconds in (0.0, 300.0)
+    ]
+    assert hours[0] == pytest.approx(hours[1])
+
+
 def test_the_planned_checkpoint_interval_is_near_the_optimum() -> None:
     best = gang(8)
     for factor in (0.25, 0.5, 2, 4):
@@ -120,7 +128,7 @@ def test_a_spot_plan_includes_lost_work_and_names_the_checkpoint_interval() -> N
     seconds_a_step = JOB.tokens_per_step / (prediction.tokens_per_second or 1)
     assert found.steps == pytest.approx(found.interval_seconds / seconds_a_step, abs=1)
     text = " ".join(render(known).split())
-    assert "which are lost to interruptions" in text
+    assert "lost to interruptions" in text
     assert f"a checkpoint every {found.steps:,} steps" in text
     assert "(bytes over the disk's rate)" in text
     assert Plan.from_json(known.to_json()) == known

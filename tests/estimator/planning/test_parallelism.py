@@ -72,6 +72,28 @@ def test_every_spread_needs_at_least_its_share_of_the_states(
         assert search.estimate(layout).needs_bytes >= own
 
 
+@pytest.mark.parametrize(
+    ("changes", "world", "shardings", "replicas"),
+    [
+        ({}, (1, 1), ["none", "fsdp"], [1]),
+        ({"method": "lora"}, (1, 1), ["none"], [1]),
+        ({}, (1, 8), ["shard_grad_op", "fsdp"], [1]),
+        ({}, (2, 8), ["shard_grad_op", "fsdp"], [1, 2]),
+        ({"replicas": 4}, (1, 8), ["shard_grad_op", "fsdp"], [4]),
+        ({"replicas": 3}, (1, 8), [], []),
+        ({"global_batch_size": 4}, (1, 8), [], []),
+    ],
+)
+def test_fsdp2_shards_over_the_processes_of_replicas_that_divide_them(
+    changes: dict[str, Any], world: tuple[int, int], shardings: list[str], replicas: list[int]
+) -> None:
+    found = [
+        (spread.sharding, spread.replicate)
+        for spread in spreads(job_of("llama-8b", "fsdp2", **changes), *world)
+    ]
+    assert found == [(sharding, copies) for sharding in shardings for copies in replicas]
+
+
 def test_launched_engines_shard_states_only() -> None:
     for engine in ("torchtune", "deepspeed"):
         for spread in spreads(job_of("llama-8b", engine), 2, 8):

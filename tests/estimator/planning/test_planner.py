@@ -171,7 +171,7 @@ def test_a_large_model_is_planned_on_cpus_only_if_requested() -> None:
     error = caught.value
     assert "8.0 billion" in error.problem
     assert "no GPU" in error.available
-    assert error.suggestions[:2] == ({"with": "kubernetes"}, {"with": "batch"})
+    assert error.suggestions == ({"with": "kubernetes"}, {"with": "batch"})
     assert error.example_plan.prediction.memory.fits
     big = replace(LAPTOP, ram_bytes=512 * GIB)
     assert plan(job, Target(machine=big, device="cpu")).layout.device == "cpu"
@@ -181,6 +181,13 @@ def test_requested_cpus_are_refused_only_for_lack_of_memory() -> None:
     refusal = r"does not fit in the available memory: 4 processes: needs \S+ GiB, has 4.00 GiB"
     with pytest.raises(CannotFit, match=refusal):
         plan(job_of("llama-8b"), Target(machine=LAPTOP, device="cpu", gpus=4))
+
+
+def test_changes_with_which_a_job_fits_here_are_suggested_before_clusters() -> None:
+    with pytest.raises(CannotFit) as caught:
+        plan(job_of("codestral", method="lora", engine="fsdp2"), Target(machine=with_gpus("NVIDIA L4", 1)))
+    suggestions = caught.value.suggestions
+    assert suggestions.index({"method": "qlora"}) < suggestions.index({"with": "kubernetes"})
 
 
 @pytest.mark.parametrize("engine", ["torchtune", "deepspeed", "fsdp2"])

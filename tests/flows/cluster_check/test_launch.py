@@ -93,7 +93,7 @@ def test_options_that_a_cluster_cannot_satisfy_are_refused_before_a_run(
         ("nodess: 3", ["'nodess'", "Did you mean nodes?"]),
         ("nodes: two", ["nodes is 'two'", "a whole number"]),
         ("apply: perhaps", ["apply is 'perhaps'", "true or false"]),
-        ("- nodes", ["no mapping"]),
+        ("- nodes", ["not a mapping"]),
         ("nodes: [", ["not YAML"]),
     ],
 )
@@ -168,7 +168,7 @@ def test_a_reference_node_is_passed_on_and_refused_if_all_nodes_are_on_one_host(
     launch = Launch.unpack(build_request(values_with(reference_node="h1"), "kubernetes", 8).launch)
     config = resolve(options_with(reference_node="h1"), launch, datastore="s3://bucket/root")
     assert (config.options.reference_node, config.reference) == ("h1", None)
-    with pytest.raises(UserError, match="--reference-node h1 is one of several hosts"):
+    with pytest.raises(UserError, match="--reference-node h1 needs several hosts"):
         build_request(values_with(reference_node="h1"), "local", None)
 
 

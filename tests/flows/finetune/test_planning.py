@@ -208,7 +208,7 @@ def test_a_spot_run_uses_only_spot_nodes_and_the_checkpoint_interval_of_its_plan
 
 def test_several_nodes_on_spot_are_refused_on_batch(cluster: list[Cluster]) -> None:
     cluster[0] = Cluster(context="queue", nodes=(replace(nodes_of("p5.48xlarge", 2), spot=True),))
-    with pytest.raises(UserError, match="--nodes 2: AWS Batch starts no such job on spot machines"):
+    with pytest.raises(UserError, match="--nodes 2: AWS Batch runs multi-node jobs on demand only"):
         planning.plan_from_parameters({**ON_CLUSTER, "spot": True, "nodes": 2}, "batch")
     assert planning.plan_from_parameters({**ON_CLUSTER, "spot": True}, "batch").request.nodes == 1
 

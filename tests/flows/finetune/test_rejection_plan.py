@@ -29,7 +29,7 @@ def functions(tmp_path: Path) -> Path:
 
 
 def test_a_run_without_a_scorer_is_refused() -> None:
-    with pytest.raises(UserError, match="There is no scorer for the answers"):
+    with pytest.raises(UserError, match="No scorer of the answers is set"):
         rejection_plan.check(settings.build({}))
 
 
@@ -86,7 +86,7 @@ def test_each_stage_and_the_total_have_hours_and_a_price(
     assert re.search(r"generate 1 node with 1x H100 SXM of \S+: \d+ min to \d+ min, \$[\d.]+ to \$", text)
     assert "score 1 node with no GPU: time unknown, price unknown: the function's own time" in text
     assert re.search(r"train as above: \d+ min, \$[\d.]+", text)
-    assert re.search(r"total \d+ min to \d+ min, \$[\d.]+ to \$[\d.]+, without score", text)
+    assert re.search(r"total \d+ min to \d+ min, \$[\d.]+ to \$[\d.]+; not included: score", text)
     several_nodes = printed(params | {"overrides": ("rejection.nodes=2",)}, "batch", capsys)
     assert "generate 2 nodes, each 1x H100 SXM" in several_nodes
 
@@ -101,7 +101,7 @@ def test_a_local_reward_model_is_included_in_sizes_and_price(
     params = ON_H100 | {"score": str(tmp_path / "reward"), "dataset": str(dataset)}
     text = printed(params, "kubernetes", capsys)
     assert re.search(r"score 1 node with 1x H100 SXM of \S+: \d+ min, \$[\d.]+", text)
-    assert "without" not in text.partition("Rejection sampling:")[2]
+    assert "not included" not in text.partition("Rejection sampling:")[2]
 
 
 def test_several_nodes_on_a_machine_with_gpus_are_refused(
@@ -123,7 +123,7 @@ def test_several_nodes_on_a_machine_with_gpus_are_refused(
         "dataset": str(dataset),
         "overrides": ("rejection.nodes=2",),
     }
-    with pytest.raises(UserError, match="one process sees all GPUs"):
+    with pytest.raises(UserError, match="one process uses all GPUs"):
         planning.plan_from_parameters(params, "local")
 
 

@@ -38,7 +38,7 @@ def test_the_card_of_a_selection_has_both_histograms_and_the_extremes() -> None:
     for name, count in (("drawn", 24), ("kept", 8)):
         assert sum(row["answers"] for row in values if row["which"] == name) == count
     assert isinstance(facts, Grid)
-    assert ("kept answers that were cut at the longest length", "8") in facts.rows
+    assert ("kept answers truncated at the maximum length", "8") in facts.rows
     assert isinstance(best, Grid)
     assert isinstance(worst, Grid)
     assert best.rows[:2] == (("prompt", "question 7"), ("7.5", "answer 1"))

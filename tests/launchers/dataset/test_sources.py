@@ -65,8 +65,9 @@ def test_an_unknown_split_of_a_built_in_dataset_is_refused_with_its_splits(tmp_p
 
 @pytest.mark.parametrize("dataset", ["nowhere.jsonl", "/no/such/file", "nonsense", "a/b/c"])
 def test_a_missing_path_is_named(tmp_path: Path, dataset: str) -> None:
-    with pytest.raises(UserError, match=f"There is no dataset {dataset}"):
+    with pytest.raises(UserError, match=f"There is no dataset {dataset}") as refused:
         fetch(dataset, tmp_path)
+    assert "generated dataset: support-tickets, python-docs, drawn-shapes." in refused.value.advice
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,8 @@ class Stepper:
                 pid=os.getpid(),
             )
         )
+        if env.rank in orders.get("ignores_sigterm", ()):
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if orders.get("child"):
             subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
         for step in range(job.start_step + 1, job.total_steps + 1):

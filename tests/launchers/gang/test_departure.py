@@ -15,6 +15,8 @@ from launchers.gang import departure
 from launchers.gang.control import Timeouts
 from launchers.gang.departure import ENDING_S, Grace
 from launchers.gang.hub import Hub
+from launchers.gang.leaving import folder_of, read_number
+from launchers.gang.rank import write_atomically
 from launchers.gang.uploads import Uploads
 from tests.launchers.gang.conftest import make_job
 from tests.launchers.gang.test_leaving import ALONE
@@ -54,6 +56,23 @@ def test_a_signal_is_deferred_while_a_checkpoint_can_be_stored_within_the_grace_
     leaving.poll(signals)
     hub.close()
     assert len(acted) == acts
+
+
+def test_the_final_step_is_that_of_the_farthest_rank_once_all_ranks_have_stopped(tmp_path: Path) -> None:
+    hub, job = Hub(ALONE, Timeouts(settle=600.0)), make_job(tmp_path, processes=2)
+    leaving = departure.Departure(job, 0, range(2), hub, Uploads(job, 0, None, hub), MINUTE)
+    leaving.possible = True
+    signals = WaitingSignals({})
+    signals.numbers.append(signal.SIGTERM)
+    folder, decided = folder_of(job.work_dir), []
+    for rank, step in ((0, 7), (1, 8)):
+        leaving.poll(signals)
+        assert (folder / "asked").exists()
+        write_atomically(folder / f"rank-{rank:05d}.json", str(step))
+        leaving.poll(signals)
+        decided.append(read_number(folder / "step"))
+    hub.close()
+    assert decided == [None, 8]
 
 
 @pytest.mark.parametrize(("seconds", "storing_s"), [(10 * ENDING_S, 9 * ENDING_S), (ENDING_S, ENDING_S / 2)])

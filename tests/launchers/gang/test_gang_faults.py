@@ -130,6 +130,31 @@ def test_a_node_that_must_leave_during_a_checkpoint_makes_all_nodes_write_anothe
     assert f"the checkpoint of step {last.step} is stored" in end["message"]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("grace_s", "orders", "error"),
+    [
+        pytest.param(60, {"every": 4}, "NodeLeft", id="has to leave"),
+        pytest.param(0, {"do": "raise", "at": 3, "ranks": [1]}, "RankFailed", id="a rank fails"),
+    ],
+)
+def test_a_node_that_is_terminated_while_it_ends_reports_why_the_gang_ended(
+    gang: NewGang, grace_s: float, orders: dict[str, Any], error: str
+) -> None:
+    """A JobSet terminates the other pods as soon as one has ended. Rank 0 makes the end of node 0 last."""
+    orders = {"steps": 500, "step_s": 0.5, "ignores_sigterm": [0], **orders}
+    two = gang(nodes=2, store=True, grace_s=grace_s, timeouts={"grace": 8.0}, orders=orders).start_all()
+    if grace_s:
+        two.wait_for_step(2, rank=1)
+        two.tasks[1].send_signal(signal.SIGTERM)
+    first = two.end(1)
+    assert two.tasks[0].poll() is None
+    two.tasks[0].send_signal(signal.SIGTERM)
+    (second,) = ends(two, 0)
+    assert (second["error"], second["message"]) == (first["error"], first["message"]), two.logs()
+    assert first["error"] == error
+
+
 @pytest.mark.parametrize("how", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=SLOW_NIGHTLY)])
 def test_a_signal_to_a_task_ends_its_processes_and_the_other_nodes(
     gang: NewGang, how: signal.Signals

@@ -118,7 +118,7 @@ def test_a_killed_process_keeps_its_finished_shards(
             if WORKER in child.cmdline():
                 child.send_signal(signal.SIGKILL)
 
-    options = {"name": "drawing answers", "device": "cpu", "limit_s": 60, "on_shard": kill}
+    options = {"name": "sampling answers", "device": "cpu", "limit_s": 60, "on_shard": kill}
     with pytest.raises(RuntimeError, match=r"was ended by SIGKILL \(9\), 2 of 3 shards are missing"):
         shards.make_shards(WORKER, tmp_path / "request.json", tmp_path, range(3), **options)
     assert re.search(r"0 of 3 shards\b", capsys.readouterr().out)

@@ -22,13 +22,13 @@ def test_the_settings_on_the_card_show_absolute_paths_of_local_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "rows.jsonl").write_text("{}\n")
+    (tmp_path / "größe.jsonl").write_text("{}\n")
     (tmp_path / "other.jsonl").write_text("{}\n")
     settings = build(
         {
-            "dataset": "rows.jsonl",
+            "dataset": "größe.jsonl",
             "mixture": {"./other.jsonl": 2.0},
-            "evaluation": {"dataset": "rows.jsonl"},
+            "evaluation": {"dataset": "größe.jsonl"},
             "model": "tiny-llama",
         }
     )
@@ -39,8 +39,10 @@ def test_the_settings_on_the_card_show_absolute_paths_of_local_files(
         model_card.write_records(
             tmp_path, plan, settings, [("steps", "1")], model=resolve("tiny-llama"), command="python x.py"
         )
-    card_settings = yaml.safe_load((tmp_path / "settings.yaml").read_text())
-    assert card_settings["dataset"] == card_settings["evaluation"]["dataset"] == str(tmp_path / "rows.jsonl")
+    text = (tmp_path / "settings.yaml").read_text(encoding="utf-8")
+    assert "größe.jsonl" in text
+    card_settings = yaml.safe_load(text)
+    assert card_settings["dataset"] == card_settings["evaluation"]["dataset"] == str(tmp_path / "größe.jsonl")
     assert (card_settings["mixture"], card_settings["model"]) == (
         {str(tmp_path / "other.jsonl"): 2.0},
         "tiny-llama",

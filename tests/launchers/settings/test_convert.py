@@ -13,7 +13,7 @@ from estimator.errors import UserError
 from flows.commands import convert as finetune_convert
 from launchers import settings
 from launchers.settings import convert
-from launchers.settings.convert import RULES
+from launchers.settings.conversion_rules import RULES
 
 # Excerpts of published examples: REPOSITORY@COMMIT:PATH, and its keys but for long lists
 PUBLISHED = [

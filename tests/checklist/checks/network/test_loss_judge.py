@@ -107,11 +107,11 @@ def test_a_lasting_fault_is_not_recorded_as_intermittent() -> None:
         for alone in (False, True)
     )
     result = judge(dataclasses.replace(night(1), pairs=(*night(1).pairs, *lossy)))
-    sightings = past_runs.run_of(result).sightings
+    sightings = past_runs.run_of(result).look
     assert reported_faults(result) == [("loss-node", "FAIL")]
     assert (sightings.nodes, sightings.seen) == (result.nodes, ())
 
 
 def test_single_machines_and_runs_without_pairs_count_as_no_observation() -> None:
-    assert past_runs.run_of(judge(cpu_run(2, local=True))).sightings is None
-    assert past_runs.run_of(judge(cpu_run(4, pairs=()))).sightings is None
+    assert past_runs.run_of(judge(cpu_run(2, local=True))).look is None
+    assert past_runs.run_of(judge(cpu_run(4, pairs=()))).look is None

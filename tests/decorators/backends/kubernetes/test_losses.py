@@ -74,6 +74,12 @@ BOTH_RUN = [pod("c-0"), pod("w-0")]
             id="told to go before the other failed",
         ),
         pytest.param(
+            [BOTH_RUN, [pod("c-0"), pod("w-0", deleted="21")], [pod("c-0")], [pod("c-0", "Failed")]],
+            None,
+            ["pod w-0 on n: deleted"],
+            id="deleted and gone before the other failed at an unknown time",
+        ),
+        pytest.param(
             [[pod("c-0", deleted="21"), pod("w-0", "Failed", finished="20")]],
             None,
             None,
@@ -144,6 +150,13 @@ def test_a_loss_is_classified_after_all_pods_have_ended(monkeypatch: pytest.Monk
     assert slept == [1]
     assert loss is not None
     assert [line.partition(":")[0] for line in loss.lines] == ["pod w-0 on n"]
+
+
+def test_pods_are_not_queried_again_at_once() -> None:
+    pods = Pods()
+    assert pods.is_time()
+    pods.note(BOTH_RUN)
+    assert not pods.is_time()
 
 
 def test_pods_are_recorded_for_kubernetes_jobs_only(monkeypatch: pytest.MonkeyPatch) -> None:
