@@ -21,7 +21,7 @@ def with_layers(m: ModelSpec, layers: int) -> ModelSpec:
     """Return the model with ``layers`` blocks, with dense and sliding-window ones in proportion."""
     dense = min(m.dense_layers, max(layers - 1, 0)) if m.dense_layers < m.layers else layers
     sliding = m.sliding_layers and max(1, round(layers * m.sliding_layers / m.layers))
-    sparse = layers * m.index_layers // m.layers if m.compressed_attention else m.index_layers
+    sparse = layers * m.index_layers // m.layers
     reused = min(layers * m.reused_kv_layers // m.layers, layers - 1)
     return replace(
         m,
