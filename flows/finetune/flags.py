@@ -87,7 +87,7 @@ def settings_from(config: Mapping[str, Any], params: Mapping[str, Any]) -> Setti
             value = [part.strip() for part in value.split(",")]
         flags[name] = value
     chosen = settings.build(config, overrides_of(params), flags)
-    settings.check_used(chosen, overrides_of(params))
+    settings.check_used(chosen, overrides_of(params), model_resolved=False)
     return chosen
 
 
