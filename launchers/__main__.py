@@ -132,7 +132,7 @@ def _run(request: SchedulerRun, place: Allocation) -> int:
 def _settings(file: Path | None, overrides: Sequence[str]) -> settings.Settings:
     """Build the settings from the file and the overrides."""
     chosen = settings.build({} if file is None else settings.read_file(file), overrides)
-    settings.check_used(chosen, overrides)
+    settings.check_used(chosen, overrides, model_resolved=False)
     return chosen
 
 

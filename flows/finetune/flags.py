@@ -87,7 +87,7 @@ def settings_from(config: Mapping[str, Any], params: Mapping[str, Any]) -> Setti
             value = [part.strip() for part in value.split(",")]
         flags[name] = value
     chosen = settings.build(config, overrides_of(params), flags)
-    settings.check_used(chosen, overrides_of(params))
+    settings.check_used(chosen, overrides_of(params), model_resolved=False)
     return chosen
 
 
@@ -99,5 +99,5 @@ def overrides_of(params: Mapping[str, Any]) -> Sequence[str]:
 def flags_of(flow: Any) -> dict[str, Any]:
     """Return a running flow's parameters in the form of :func:`settings_from`."""
     flags = {flag: getattr(flow, flag) for flag in FLAGS} | {"overrides": flow.overrides}
-    rejection_flags = [flag for flag in REJECTION_FLAGS if hasattr(flow, f"asked_{flag}")]
-    return flags | {flag: getattr(flow, f"asked_{flag}") for flag in rejection_flags}
+    rejection_flags = [flag for flag in REJECTION_FLAGS if hasattr(flow, f"{flag}_option")]
+    return flags | {flag: getattr(flow, f"{flag}_option") for flag in rejection_flags}

@@ -117,15 +117,19 @@ NEEDS = {
 """Settings, or sections, that have an effect only with another setting, and the form of its value."""
 
 
-def check_used(settings: Settings, overrides: Collection[str] = ()) -> None:
+def check_used(settings: Settings, overrides: Collection[str] = (), *, model_resolved: bool = True) -> None:
     """Raise UserError for the first setting that has no effect.
 
     A setting counts if it differs from its default, or is among ``overrides`` (``name=value``) with a value
-    that requests something: a finished run's settings file has all defaults.
+    that requests something: a finished run's settings file has all defaults. ``model_resolved``: False before
+    the type of the model has decided the default task.
     """
+    task_known = model_resolved or settings.task != default_of("task")
     typed = {override.partition("=")[0].strip() for override in overrides}
     for name in _requested(settings, typed):
         for rule in RULES:
+            if rule.cause == "task" and not task_known:
+                continue
             if rule.covers(name) and not rule.applies(settings, name):
                 remedy = f"Remove it, or {rule.advice}." if rule.advice else "Remove it."
                 raise UserError(f"{option_name(name)} does not apply to {rule.subject(settings)}.", remedy)

@@ -90,3 +90,12 @@ def test_a_default_value_is_refused_on_the_command_line_but_not_in_a_settings_fi
 
 def test_a_command_line_value_that_requests_nothing_is_accepted() -> None:
     assert refused({"engine": "fsdp2"}, "zero.offload=none", "zero.stage=auto") == ""
+
+
+def test_settings_of_images_are_refused_once_the_model_has_decided_the_task() -> None:
+    images = settings.build({"images": {"ema_decay": 0.9}})
+    settings.check_used(images, model_resolved=False)
+    with_task = settings.build({"task": "dpo", "images": {"ema_decay": 0.9}})
+    for chosen, model_resolved in ((images, True), (with_task, False)):
+        with pytest.raises(UserError, match="does not apply to task"):
+            settings.check_used(chosen, model_resolved=model_resolved)
