@@ -17,7 +17,7 @@ from estimator.models import (
 )
 from estimator.models.architectures import names_in_transformers
 from estimator.vocabulary import METHODS, TASKS, product_type
-from launchers.base.imports import collector_paused, import_peft
+from launchers.base.imports import collector_paused, import_peft, import_transformers
 from launchers.engines.loop import compressors, head, liger, quantized, unet, varlen, vision, whole_modules
 from launchers.engines.loop.families import blocks, expert_tensors, indexers
 from launchers.engines.loop.recompute import recompute
@@ -43,6 +43,7 @@ def pretrained(job: TrainJob, *, dtype: torch.dtype, device: torch.device, **opt
     if TASKS[job.settings.task].images:
         return unet.load(job, dtype)
     if kind := quantized.kind_of(job):
+        import_transformers()
         with collector_paused():
             from launchers.engines.loop.quantized_loading import LoopQuantization
 

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,19 @@ def test_a_tokenizer_without_torch_gives_the_same_tokens_and_torch_can_be_import
 def test_adapters_train_without_packages_that_can_be_imported_later() -> None:
     result = subprocess.run([sys.executable, "-c", _ADAPTS], capture_output=True, text=True, check=True)
     assert result.stdout == "[]\n256\n"
+
+
+def test_transformers_that_has_found_a_package_is_imported_with_it() -> None:
+    code = (
+        "from transformers.utils import is_scipy_available\n"
+        "found = is_scipy_available()\n"
+        "from launchers.base.imports import import_transformers\n"
+        "import_transformers()\n"
+        "from transformers import LlamaForCausalLM\n"
+        "print(found, LlamaForCausalLM.__name__)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout == f"{find_spec('scipy') is not None} LlamaForCausalLM\n"
 
 
 def test_an_imported_package_stays_visible_and_a_hidden_one_returns() -> None:
