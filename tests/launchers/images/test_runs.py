@@ -70,7 +70,7 @@ def test_latents_are_planned_as_a_step_on_one_node_of_the_run() -> None:
     chosen = settings.build({"model": "stable-diffusion-xl", "method": "lora", "resources": {"gpu": "L4"}})
     plan = preparation.plan_run(chosen, Target(kind="kubernetes")).plan
     assert request_for(plan, "encode") == dataclasses.replace(plan.request, nodes=1)
-    assert "encode 1x L4, " in render(plan)
+    assert "encode (1x L4, " in render(plan)
     (line,) = (line for line in plan.why if line.startswith("latents and texts"))
     assert "on one of its nodes, 6 images at once: 16.9 GiB" in line
 
