@@ -2,7 +2,7 @@
 
 | Arguments | Workers | Tests |
 |---|---|---|
-| none, or a folder | 3 | fast |
+| none, or a folder | 4 | fast |
 | files | none | fast |
 | a test (``PATH::TEST``) | none | all that are named, slow ones included |
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-WORKERS = 3  # also on two cores: most tests wait for processes
+WORKERS = 4  # also on two cores: most tests wait for processes
 FAST = "not slow"
 MARK = "mark.slow"  # in the text of each file with slow tests
 
