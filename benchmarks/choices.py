@@ -92,7 +92,7 @@ def _planned(row: dict[str, str]) -> Choice:
         plan, measured = answer["summary"][0], UNMEASURED not in answer["plans"][0]["why"]
     else:
         problem = " ".join(done.stderr.split(". ")[0].split())
-        refused = problem.rpartition("nearest: ")[2].removesuffix(".").partition(" Here ")[0]
+        refused = problem.rpartition("nearest: ")[2].partition(" Available ")[0].removesuffix(".")
     return Choice(
         model=row["model"],
         method=row["method"],

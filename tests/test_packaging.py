@@ -202,7 +202,7 @@ def installed(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("environment")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(place)], check=True, timeout=60)
     pip = [sys.executable, "-m", "pip", "--python", str(place / "bin" / "python"), "install", "-q"]
-    subprocess.run([*pip, "--no-deps", "--no-index", str(built.wheel)], check=True, timeout=120)
+    subprocess.run([*pip, "--compile", "--no-deps", "--no-index", str(built.wheel)], check=True, timeout=120)
     # Dependencies from this environment. Its own .pth files, an editable install's among them, are not read
     (packages,) = place.glob("lib/python*/site-packages")
     (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")

@@ -354,8 +354,10 @@ def _on_the_loop(job: Job) -> Iterator[tuple[Suggestion, Callable[[Job], Job]]]:
         )
         if engine is None:
             continue
-        if "liger" in missing and engine == job.engine and automatic.with_choices(job, "cuda", "bf16").liger:
-            continue  # it is on already
+        if "liger" in missing and _liger_by_default(job, engine):
+            del missing["liger"]
+            if not missing and engine == job.engine:
+                continue
         section = ENGINES[engine].sharding_options
         names = {"liger": "liger", "offload": f"{section}.offload"}
         suggestion: Suggestion = {names[name]: value for name, value in missing.items()}
@@ -363,6 +365,11 @@ def _on_the_loop(job: Job) -> Iterator[tuple[Suggestion, Callable[[Job], Job]]]:
             suggestion["engine"] = engine
         values = {**missing, "engine": engine}
         yield suggestion, lambda job, values=values: replace(job, **values)  # type: ignore[misc]
+
+
+def _liger_by_default(job: Job, engine: str) -> bool:
+    """Return whether Liger-Kernel is on with this engine without its option."""
+    return bool(automatic.with_choices(replace(job, engine=engine), "cuda", "bf16").liger)  # type: ignore[arg-type]
 
 
 def _can_train(job: Job, engine: str, fields: dict[str, object]) -> bool:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from estimator.errors import UserError
 from launchers.dataset import drawn_shapes
 from launchers.models import tiny_sdxl
 
@@ -93,6 +94,6 @@ def test_a_tiny_pipeline_is_written_completely_or_not_at_all_and_never_overwritt
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(diffusers.StableDiffusionXLPipeline, "save_pretrained", full)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(UserError, match="No space left"):
         tiny_sdxl.make(tmp_path / "new")
     assert [path.name for path in tmp_path.iterdir()] == ["made"]
