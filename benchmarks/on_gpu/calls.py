@@ -214,12 +214,15 @@ def run(call: Call, options: argparse.Namespace, minutes: float) -> dict[str, An
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a command: SIGTERM, on which it ends its processes and keeps its results; then SIGKILL."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        if process.poll() is None:
-            os.killpg(process.pid, number)
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(ENDING_S)
+    """End a command: SIGTERM, on which it ends its processes and keeps its results; then SIGKILL for the rest."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(ENDING_S)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(ENDING_S)
 
 
 def measure(calls: Sequence[Call], options: argparse.Namespace) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import time
 from itertools import pairwise
 from pathlib import Path
 
@@ -41,6 +42,9 @@ def test_a_command_and_its_processes_are_ended_at_its_limit(
     row = calls.run(call_of("sleeping", "sleeping"), options_of(tmp_path), minutes=0.0)
     pids = (tmp_path / calls.LOGS / "sleeping.unfinished.txt").read_text().split()
     assert len(pids) == 2
+    deadline = time.monotonic() + 60
+    while any(is_running(int(pid)) for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.05)
     assert not any(is_running(int(pid)) for pid in pids)
     assert row["status"] != 0
 
