@@ -214,7 +214,7 @@ def run(call: Call, options: argparse.Namespace, minutes: float) -> dict[str, An
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a command: SIGTERM, on which it ends its processes and keeps its results; then SIGKILL for the rest."""
+    """End a command and its processes: SIGTERM, on which it keeps its results; then SIGKILL."""
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
