@@ -6,6 +6,7 @@ saved by the trainer become the node's part of a checkpoint unchanged.
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
 from collections.abc import Sequence
@@ -53,6 +54,14 @@ def train(job: TrainJob) -> None:
     """Train one rank, from the newest checkpoint or from the weights (see Engine.train)."""
     env = RankEnv.read()
     device = _start(job, env)
+    _train(job, env, device)
+    # DDP must be freed before its process group. If it had the last reference, it would hold the GIL while it
+    # waits for gloo's threads, and these need the GIL to free the tensors of the last barrier (torch 2.13)
+    gc.collect()
+    dist.destroy_process_group()
+
+
+def _train(job: TrainJob, env: RankEnv, device: torch.device) -> None:
     reporter = RankReporter(job.telemetry_dir, env)
     reporter.started(
         device=f"{device} {torch.cuda.get_device_name(device)}" if device.type == "cuda" else "cpu",
@@ -74,7 +83,6 @@ def train(job: TrainJob) -> None:
     dist.barrier()
     reporter.phase("done", job.total_steps)
     reporter.close()
-    dist.destroy_process_group()
 
 
 def _start(job: TrainJob, env: RankEnv) -> torch.device:
