@@ -37,6 +37,7 @@ def train(steps, checkpoint_every):
         current_profile().report(step=number, loss=loss.item(), samples=32)
         if rank == 0 and number % checkpoint_every == 0:
             torch.save({"model": model.module.state_dict(), "step": number}, folder / f"step-{number:06d}.pt")
+    del model  # before its process group: DDP with the last reference to it may hang (torch 2.13)
     dist.destroy_process_group()
 
 

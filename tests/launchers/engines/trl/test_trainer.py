@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,11 @@ def test_both_processes_of_a_node_report_their_steps(model_folder: Path) -> None
 
 
 def train_counted(job: TrainJob) -> None:
-    """Train and write how often DDP reduced a bucket of gradients, and the optimizer's ``fused``."""
+    """Train and write figures.
+
+    How often DDP reduced a bucket of gradients, the optimizer's ``fused``, and how many DDP objects exist
+    when the process group is destroyed.
+    """
     from launchers.engines.trl import trainer
 
     reduced: list[int] = []
@@ -72,9 +77,20 @@ def train_counted(job: TrainJob) -> None:
         reduced.append(bucket.index())
         return allreduce_hook(dist.group.WORLD, bucket)
 
+    wrappers: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+    left: list[int] = []
+    destroy = dist.destroy_process_group
+
+    def destroy_counted() -> None:
+        left.append(len(wrappers))
+        destroy()
+
+    dist.destroy_process_group = destroy_counted  # type: ignore[assignment]
+
     class Counted(DistributedDataParallel):
         def __init__(self, *arguments: Any, **options: Any) -> None:
             super().__init__(*arguments, **options)
+            wrappers.add(self)
             self.register_comm_hook(None, lambda _, bucket: reduce(bucket))  # torch reads annotations
 
     torch.nn.parallel.DistributedDataParallel = Counted  # type: ignore[misc]
@@ -88,10 +104,11 @@ def train_counted(job: TrainJob) -> None:
 
     trainer.optimizer.build = build
     trainer.train(job)
-    (job.work_dir / "counted.json").write_text(json.dumps({"reduced": len(reduced), "fused": fused}))
+    counted = {"reduced": len(reduced), "fused": fused, "left": left}
+    (job.work_dir / "counted.json").write_text(json.dumps(counted))
 
 
-def test_one_process_has_no_wrapper_and_two_reduce_gradients_in_the_last_pass_of_a_step(
+def test_one_process_has_no_wrapper_and_two_reduce_gradients_in_the_last_pass_and_free_ddp_before_the_group(
     model_folder: Path,
 ) -> None:
     def reduced(world: int, accumulation: int) -> int:
@@ -106,6 +123,7 @@ def test_one_process_has_no_wrapper_and_two_reduce_gradients_in_the_last_pass_of
         assert done.returncode == 0, done.stderr[-6000:]
         counted = runs.read_json(job.work_dir / "counted.json")
         assert counted["fused"] == [True]
+        assert counted["left"] == [0]
         return int(counted["reduced"])
 
     assert reduced(1, 2) == 0
