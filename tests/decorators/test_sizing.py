@@ -17,6 +17,7 @@ from decorators.usage import digest_parameters, ending_of
 from estimator.errors import UserError
 from estimator.rightsizing import machines
 from estimator.rightsizing.machines import Needs
+from estimator.rightsizing.recommend import MEMORY_UNIT_MIB
 from estimator.rightsizing.usage import Sizes
 from launchers.gang.failures import Failure, RankFailed
 from tests.decorators.backends.steps import RecordedStep
@@ -114,7 +115,7 @@ def test_over_five_runs_memory_follows_usage_and_an_out_of_memory_step_recovers(
         requested.append((small.memory_mib, large.memory_mib))
     assert requested[0] == (8000, 8000), "the flow's own sizes, before anything is known"
     assert 300 < requested[1][0] <= requested[1][1] < 1000
-    assert requested[2][1] <= requested[1][1]
+    assert requested[2][1] <= requested[1][1] + MEMORY_UNIT_MIB  # usage differs by a little between runs
     assert home.artifacts("SizedFlow", "end", "requested")["requested"].memory_mib == 1024
 
     too_much = requested[2][1]  # with Python itself more than requested, and less than 1.5 times as much
