@@ -11,11 +11,11 @@ from estimator.engines.support import planned_only
 from estimator.job import Job, Target
 from estimator.plan import Interruptions, Plan, Prediction
 from estimator.planning import learning_rate
+from estimator.planning.candidates import Candidate
 from estimator.planning.capacity import why_rare
 from estimator.planning.goals import DISRUPTIONS
 from estimator.planning.interruptions import completion_probability, describe, expected, unknown_rate
 from estimator.planning.job_settings import changed_settings
-from estimator.planning.search import Candidate
 from estimator.planning.step_requests import for_evaluation, for_preparation, for_training
 from estimator.vocabulary import LAUNCHED_ENGINES, product_type
 

@@ -14,6 +14,7 @@ from estimator.job import Job, Target
 from estimator.plan import Plan
 from estimator.planning import reasons
 from estimator.planning.assembly import assemble
+from estimator.planning.candidates import Candidate, Shortage, describe_nodes
 from estimator.planning.capacity import why_rare
 from estimator.planning.goals import Goals
 from estimator.planning.measured_gpus import unmeasured_rule
@@ -28,7 +29,7 @@ from estimator.planning.ranking import (
     rejections_of_shortages,
     sort_candidates,
 )
-from estimator.planning.search import Candidate, Evidence, Search, Shortage, describe_nodes, precision_of
+from estimator.planning.search import Evidence, Search, precision_of
 from estimator.planning.step_requests import disk_of
 from estimator.vocabulary import LAUNCHED_ENGINES, METHODS
 

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 from estimator.formatting import format_list
 from estimator.job import Job, Target
+from estimator.planning.candidates import TIE_MARGIN
 from estimator.planning.clusters import Survey, disk_shortage, host_memory_shortage
 from estimator.planning.ranking import figure, format_change
-from estimator.planning.search import TIE_MARGIN, Evidence, Search, precision_of
+from estimator.planning.search import Evidence, Search, precision_of
 from estimator.vocabulary import ENGINES
 
 COMPARED_MACHINES = 2  # instance types on which engines are compared, the best with the simplest engine

@@ -16,10 +16,11 @@ from estimator.errors import CannotFit, UserError
 from estimator.formatting import format_count, format_duration, format_usd
 from estimator.job import Job, Target
 from estimator.plan import Plan
+from estimator.planning.candidates import Candidate
 from estimator.planning.clusters import Survey, as_qlora, best_or_none, build_plan
 from estimator.planning.goals import Goals
 from estimator.planning.ranking import Rejection
-from estimator.planning.search import Candidate, describe_job
+from estimator.planning.search import describe_job
 from estimator.suggestions import Suggestion, format_suggestion
 from estimator.vocabulary import ENGINES, LAUNCHED_ENGINES, METHODS, SHARDINGS, LaunchedOptimizer
 

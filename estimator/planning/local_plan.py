@@ -15,6 +15,7 @@ from estimator.job import Job, Machine, Target
 from estimator.plan import Plan
 from estimator.planning import reasons
 from estimator.planning.assembly import assemble
+from estimator.planning.candidates import percent
 from estimator.planning.clusters import best_or_none
 from estimator.planning.failures import smaller, with_lean_states, without_costly_options
 from estimator.planning.goals import Goals
@@ -25,7 +26,6 @@ from estimator.planning.search import (
     describe_job,
     divides,
     indivisible_batch_error,
-    percent,
     precision_of,
 )
 from estimator.suggestions import Suggestion

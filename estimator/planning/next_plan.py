@@ -17,10 +17,11 @@ from estimator.hardware import Gpu
 from estimator.job import Job, Target
 from estimator.plan import Layout, MemoryEstimate, Override, Plan
 from estimator.planning.assembly import assemble
+from estimator.planning.candidates import Candidate
 from estimator.planning.goals import Goals
 from estimator.planning.ladders import Ladder
 from estimator.planning.places import Place, choose_places
-from estimator.planning.search import Candidate, Evidence, Search
+from estimator.planning.search import Evidence, Search
 
 AFTER = "out of memory in attempt"  # origin of the override
 _RECOMPUTED = ("recompute", "recompute_every")

@@ -21,6 +21,7 @@ from estimator.formatting import format_count, format_list
 from estimator.job import DEFAULT_BATCH, Job, Target
 from estimator.option_checks import check_count, check_type
 from estimator.plan import Plan
+from estimator.planning.candidates import TIE_MARGIN
 from estimator.planning.capacity import why_rare
 from estimator.planning.clusters import Survey, rank_plans, survey_places
 from estimator.planning.engine_choice import (
@@ -36,7 +37,7 @@ from estimator.planning.local_plan import describe, describe_place, plan_local, 
 from estimator.planning.measured_gpus import UNMEASURED
 from estimator.planning.places import LARGEST_MODEL_ON_CPU
 from estimator.planning.ranking import Ranking, Rejection, figure
-from estimator.planning.search import TIE_MARGIN, Evidence, divides, indivisible_batch_error
+from estimator.planning.search import Evidence, divides, indivisible_batch_error
 from estimator.throughput import MeasuredBandwidth
 from estimator.vocabulary import AUTOMATIC_METHODS, METHODS, PARALLEL_ENGINES
 

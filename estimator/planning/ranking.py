@@ -11,11 +11,11 @@ from typing import Any, Literal
 from estimator.formatting import format_bytes, format_duration, format_usd
 from estimator.job import Target
 from estimator.plan import Plan
+from estimator.planning.candidates import TIE_MARGIN, Candidate, Shortage, complexity, percent
 from estimator.planning.capacity import why_rare
 from estimator.planning.goals import Goals
 from estimator.planning.interruptions import completion_obstacle
 from estimator.planning.report import describe_gpus
-from estimator.planning.search import TIE_MARGIN, Candidate, Shortage, complexity, percent
 
 MIN_TRADE_SPEEDUP = 2.0  # minimum speedup of a plan of about the same price to mention it
 # Of plans of about the same price, those slower than this share of a rival rank last (:func:`paced_by`). A

@@ -15,12 +15,13 @@ from estimator.memory.generation import grpo_batch, kv_cache_bytes
 from estimator.memory.states import compute_size
 from estimator.models import DiffusionSpec, ModelSpec, weight_formats
 from estimator.plan import Layout, MemoryEstimate
+from estimator.planning.candidates import TIE_MARGIN, Candidate
 from estimator.planning.capacity import why_rare
 from estimator.planning.goals import Goals
 from estimator.planning.ladders import LARGEST_MICRO_BATCH
 from estimator.planning.measured_gpus import UNMEASURED
 from estimator.planning.ranking import PACES, compare_prices, compare_speeds, format_change, paced_by, unknown
-from estimator.planning.search import TIE_MARGIN, Candidate, Search
+from estimator.planning.search import Search
 from estimator.planning.step_requests import PREPARE_CPU
 from estimator.vocabulary import ENGINES, LAUNCHED_ENGINES, METHODS, QUANTIZATIONS, TASKS
 

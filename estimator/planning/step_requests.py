@@ -10,7 +10,7 @@ from estimator.job import Job, Target
 from estimator.memory.evaluation import inference_gpus, inference_host_bytes
 from estimator.models import weight_formats
 from estimator.plan import GIB, MIB, Layout, Request
-from estimator.planning.search import Candidate
+from estimator.planning.candidates import Candidate
 
 SHARED_MEMORY_PER_GPU = 8 * GIB
 # Processes next to the ranks: Metaflow's task with its sidecars, torchrun's agent, the profiler: 0.3 GiB

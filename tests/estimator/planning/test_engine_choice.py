@@ -13,8 +13,8 @@ from estimator.engines.support import jobs_by_engine
 from estimator.job import Machine
 from estimator.models import find
 from estimator.plan import GIB, Plan
+from estimator.planning.candidates import TIE_MARGIN
 from estimator.planning.engine_choice import by_preference, faster_than, reason
-from estimator.planning.search import TIE_MARGIN
 
 ANY = Target(kind="catalogue")
 

@@ -10,9 +10,9 @@ import pytest
 from estimator import CannotFit, Job, Machine, Target, UserError, hardware
 from estimator.formatting import format_duration
 from estimator.models import find
+from estimator.planning.candidates import TIE_MARGIN
 from estimator.planning.goals import Goals
 from estimator.planning.planner import plan, plans
-from estimator.planning.search import TIE_MARGIN
 from estimator.suggestions import format_suggestion
 
 ANY = Target(kind="catalogue")

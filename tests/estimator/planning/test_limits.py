@@ -15,6 +15,7 @@ from estimator.hardware.cluster import Cluster
 from estimator.inference.generation import Sampling, _batches, _can_share, _with_gpus
 from estimator.models import find
 from estimator.plan import GIB, MIB, Interruptions, Layout, StartUp
+from estimator.planning.candidates import TIE_MARGIN, Candidate, Shortage, percent
 from estimator.planning.goals import Goals
 from estimator.planning.interruption_rates import Rate
 from estimator.planning.interruptions import (
@@ -36,7 +37,6 @@ from estimator.planning.ranking import (
     sort_candidates,
 )
 from estimator.planning.reasons import compare_to_best
-from estimator.planning.search import TIE_MARGIN, Candidate, Shortage, percent
 from estimator.planning.start_up import rates_of, start_up
 from estimator.planning.step_requests import MEMORY_OUTSIDE_RANKS, SHARED_MEMORY_PER_GPU, _memory
 from estimator.setup import Setup

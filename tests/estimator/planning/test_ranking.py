@@ -12,12 +12,13 @@ import pytest
 from estimator import Job, Target
 from estimator.engines.support import with_simplest_engine
 from estimator.models import find
+from estimator.planning.candidates import REPLAN_HOURS, Candidate, complexity
 from estimator.planning.capacity import why_rare
 from estimator.planning.clusters import Survey, build_plan, survey_places
 from estimator.planning.goals import Goals
 from estimator.planning.planner import plan, plans
 from estimator.planning.ranking import sort_candidates
-from estimator.planning.search import REPLAN_HOURS, Candidate, Evidence, complexity
+from estimator.planning.search import Evidence
 from estimator.risk import least_capacity
 
 ANY, USUAL = Target(kind="catalogue", capacity="any"), Target(kind="catalogue")
