@@ -319,7 +319,7 @@ def _shared(context: JudgingContext, diagnosis: Diagnosis) -> list[Finding]:
         return []  # pairs that are slow in isolation have their own finding
     links = [(context.name(src), context.name(dst)) for src, dst in shared.links]
     directions = shorten(tuple(f"{src} to {dst}" for src, dst in links))
-    title = f"{directions} reach {shared.share:.0%} of their own speeds if they send at once: "
+    title = f"{directions} reach {shared.share:.0%} of their speeds alone when they send at the same time: "
     title += "they share a path with too little bandwidth."
     return [finding("pairs", "crowded", "WARN", title, links=links)]
 

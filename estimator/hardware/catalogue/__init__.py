@@ -251,7 +251,8 @@ class Catalogue:
         return matches[0]
 
     def _no_gpu(self, name: str) -> UserError:
-        if _words(name) & OTHER_ACCELERATORS:
+        words = _words(name)
+        if words & OTHER_ACCELERATORS and not words & {"nvidia", "tesla"}:  # there is a Tesla M4
             return UserError(
                 f"{name!r} is not an NVIDIA GPU.",
                 "Choose an NVIDIA GPU: the engines are tested with CUDA only.",

@@ -231,6 +231,10 @@ def test_an_accelerator_without_cuda_is_refused(name: str) -> None:
     assert "CUDA" in advice
 
 
+def test_a_tesla_gpu_with_the_name_of_an_apple_chip_is_unknown() -> None:
+    assert "is not an NVIDIA GPU" not in run("--model llama-8b --gpu 'Tesla M4'").stderr
+
+
 def test_a_plan_on_several_nodes_says_that_gpus_are_counted_per_node() -> None:
     options = "--model llama-8b --method full --gpu H100 --gpus 1"
     assert "this plan has 2 nodes. Add --nodes 1" in " ".join(run(options).stdout.split())
